@@ -1,0 +1,35 @@
+"""Fine-tune a Vision Transformer with PyTorch Lightning, then make the project your own.
+
+>>> from vit_finetune import ViTClassifier, CIFAR10      # the two objects that a Trainer needs
+>>> from vit_finetune import main                        # the command line, callable: main(["fit", ...])
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vit_finetune.cli import main as main
+    from vit_finetune.data import CIFAR10 as CIFAR10
+    from vit_finetune.data import ImageDataModule as ImageDataModule
+    from vit_finetune.data import ImageFolder as ImageFolder
+    from vit_finetune.data import Shapes as Shapes
+    from vit_finetune.module import ViTClassifier as ViTClassifier
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "main": "cli",
+    "ViTClassifier": "module",
+    "ImageDataModule": "data",
+    "CIFAR10": "data",
+    "ImageFolder": "data",
+    "Shapes": "data",
+}
+__all__ = ["CIFAR10", "ImageDataModule", "ImageFolder", "Shapes", "ViTClassifier", "__version__", "main"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name on first use, so that ``import vit_finetune`` itself costs nothing."""
+    if name in _HOMES:
+        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

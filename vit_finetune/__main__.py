@@ -1,0 +1,6 @@
+"""``python -m vit_finetune``: see :mod:`vit_finetune.cli`."""
+
+from vit_finetune.cli import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,8 @@
+"""Callbacks that every run has."""
+
+from vit_finetune.callbacks.predictions import PredictionWriter
+from vit_finetune.callbacks.progress import PlainProgress, progress_bar
+from vit_finetune.callbacks.speed import SpeedMonitor
+from vit_finetune.callbacks.summary import RunSummary
+
+__all__ = ["PlainProgress", "PredictionWriter", "RunSummary", "SpeedMonitor", "progress_bar"]

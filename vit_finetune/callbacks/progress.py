@@ -1,0 +1,65 @@
+"""Progress on a terminal and in a file."""
+
+import sys
+import time
+from typing import Any
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import ProgressBar, RichProgressBar
+
+REFRESH_EVERY = 20  # steps; a bar redrawn each step costs as much as the rest of the logging
+LINE_EVERY = 30.0  # seconds between lines in a file
+
+
+def progress_bar() -> ProgressBar:
+    """A Rich bar on a terminal, plain lines where the output is a file or a pipe."""
+    return RichProgressBar(refresh_rate=REFRESH_EVERY) if sys.stdout.isatty() else PlainProgress()
+
+
+class PlainProgress(ProgressBar):
+    """Prints a line after each epoch and, in long epochs, every half minute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._enabled = True
+        self._epoch: int | None = None
+        self._next = 0.0
+
+    def disable(self) -> None:
+        """Called by the Trainer on all processes but the first."""
+        self._enabled = False
+
+    def enable(self) -> None:
+        """The opposite of :meth:`disable`."""
+        self._enabled = True
+
+    def on_train_epoch_start(self, trainer: Trainer, *_: Any) -> None:
+        """Prints the epoch before, whose metrics are complete only now."""
+        self._print_epoch(trainer)
+        self._epoch = trainer.current_epoch
+        self._next = time.monotonic() + LINE_EVERY
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Prints a line if the last one is old enough."""
+        if time.monotonic() >= self._next:
+            self._next = time.monotonic() + LINE_EVERY
+            self._print(trainer, f"step {batch_idx + 1}/{trainer.num_training_batches}", ("train/loss_step", "train/lr"))
+
+    def on_train_end(self, trainer: Trainer, *_: Any) -> None:
+        """Prints the last epoch."""
+        self._print_epoch(trainer)
+
+    def _print_epoch(self, trainer: Trainer) -> None:
+        if self._epoch is not None:
+            self._print(trainer, "done", ("train/loss", "train/acc", "val/loss", "val/acc"))
+        self._epoch = None
+
+    def _print(self, trainer: Trainer, position: str, names: tuple[str, ...]) -> None:
+        if not self._enabled:
+            return
+        last = f"/{trainer.max_epochs - 1}" if trainer.max_epochs and trainer.max_epochs > 0 else ""  # both from 0
+        known = trainer.progress_bar_metrics
+        shown = "  ".join(f"{name} {known[name]:.4g}" for name in names if name in known)
+        print(f"epoch {self._epoch}{last} {position}  {shown}", flush=True)

@@ -1,0 +1,106 @@
+"""Checkpoints and run folders: ``runs/<experiment>/version_N/{config.yaml, checkpoints/, events...}``."""
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.cli import SaveConfigCallback
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+
+KEYWORDS = {"best": "best-*.ckpt", "last": "last.ckpt"}
+
+
+def resolve(asked: str, folder: Path) -> Path:
+    """Finds the checkpoint that ``--ckpt_path`` means.
+
+    Args:
+        asked: A file, or ``best`` or ``last`` of the newest run that has one.
+        folder: Where to look for runs.
+
+    Raises:
+        MisconfigurationException: There is no such file.
+    """
+    if asked not in KEYWORDS:
+        path = Path(asked)
+        if not path.exists():
+            raise MisconfigurationException(f"--ckpt_path {asked}: no such file. Give a file, best, or last.")
+        return path
+    found = sorted(folder.rglob(f"checkpoints/{KEYWORDS[asked]}"), key=lambda path: path.stat().st_mtime)
+    if not found:
+        raise MisconfigurationException(
+            f"--ckpt_path {asked}: no run below {folder} has {KEYWORDS[asked]}. Train one with fit, or give a file."
+        )
+    return found[-1]
+
+
+def read_header(path: Path) -> dict[str, Any]:
+    """Reads a checkpoint, its tensors mapped from the file and not copied into memory.
+
+    Raises:
+        MisconfigurationException: It is no checkpoint of Lightning.
+    """
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else "it is empty"
+        raise MisconfigurationException(f"--ckpt_path {path} is damaged or no checkpoint: {reason}") from error
+    if not isinstance(checkpoint, dict) or "pytorch-lightning_version" not in checkpoint:
+        raise MisconfigurationException(
+            f"--ckpt_path {path} holds weights but no checkpoint. To start from them: fit --model.weights {path}"
+        )
+    return checkpoint
+
+
+def option_defaults(checkpoint: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """What a checkpoint says about options.
+
+    Returns:
+        The model's options as ``{"model.lr": ...}``, and the data's as ``{"class_path": ..., "init_args": ...}`` if
+        the run was started from the command line.
+    """
+    model = {f"model.{key}": value for key, value in _visible(checkpoint.get("hyper_parameters", {})).items()}
+    data = checkpoint.get("datamodule_hyper_parameters", {})
+    if "_class_path" not in data:
+        return model, None
+    return model, {"class_path": data["_class_path"], "init_args": _visible(data)}
+
+
+def _visible(hparams: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in hparams.items() if not key.startswith("_")}
+
+
+def run_folder(checkpoint: Path) -> Path | None:
+    """The run that a checkpoint lies in, ``None`` if it lies elsewhere."""
+    run = checkpoint.resolve().parent.parent
+    return run if (run / "config.yaml").is_file() else None
+
+
+def epochs_done(checkpoint: dict[str, Any]) -> int:
+    """Number of epochs that a checkpoint has behind it."""
+    done: int = checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"]
+    return done
+
+
+class SaveConfig(SaveConfigCallback):
+    """Saves the options of a run as ``config.yaml``, those of other commands as ``test.yaml`` and so on.
+
+    The command line of a resumed run takes the place of the first one, which stays as ``config-1.yaml``.
+    """
+
+    def __init__(self, parser: Any, config: Any, **kwargs: Any) -> None:
+        super().__init__(parser, config, **{**kwargs, "overwrite": True})
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Writes the file before anything else happens in the folder."""
+        self.config_filename = "config.yaml" if stage == "fit" else f"{stage}.yaml"
+        log_dir = trainer.log_dir
+        if stage == "fit" and log_dir is not None and trainer.is_global_zero and not self.already_saved:
+            current, number = Path(log_dir) / self.config_filename, 1
+            while current.exists():
+                older = current.with_name(f"config-{number}.yaml")
+                if not older.exists():
+                    current.rename(older)
+                number += 1
+        super().setup(trainer, pl_module, stage)

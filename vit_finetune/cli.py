@@ -1,0 +1,183 @@
+"""The command line: ``python -m vit_finetune {fit,validate,test,predict}``."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from jsonargparse import Namespace
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
+from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
+from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_only
+
+import vit_finetune
+from vit_finetune import callbacks, checkpoints, preflight, quiet
+from vit_finetune.data import ImageDataModule
+from vit_finetune.module import ViTClassifier
+from vit_finetune.usage import ReadableParser
+
+RUNS = "runs"
+DEFAULT_DATA = {"class_path": "vit_finetune.data.CIFAR10"}
+
+
+def main(args: ArgsType = None) -> None:
+    """Runs a command; ``main(["fit", "--config", "configs/quickstart.yaml"])`` does the same from Python.
+
+    Args:
+        args: The words after ``python -m vit_finetune``; by default those of this process.
+
+    Raises:
+        SystemExit: With code 2 after a user's mistake, which is explained in a line on standard error.
+    """
+    quiet.filter_library_chatter()
+    try:
+        ViTCLI(
+            ViTClassifier,
+            ImageDataModule,
+            subclass_mode_data=True,
+            save_config_callback=checkpoints.SaveConfig,
+            seed_everything_default=0,
+            auto_configure_optimizers=False,
+            trainer_defaults={"max_epochs": 3, "use_distributed_sampler": False},
+            parser_class=ReadableParser,
+            parser_kwargs={
+                "prog": "vit-finetune",
+                "description": "Fine-tune a Vision Transformer. Each command explains its options with --help.",
+                "version": f"vit-finetune {vit_finetune.__version__}",
+                "default_env": True,
+                "env_prefix": "VIT_FINETUNE",
+            },
+            args=args,
+        )
+    except MisconfigurationException as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2) from error
+
+
+class ViTCLI(LightningCLI):
+    """LightningCLI with a run folder, checkpoints that are always kept, and checkpoints as a source of defaults."""
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Adds what this project has beyond model, data and trainer."""
+        parser.add_argument(
+            "--experiment",
+            type=str | None,
+            help="Folder under runs/ for this run and its repeats. By default the first --config file's name, "
+            "or the data set's.",
+        )
+        parser.add_argument(
+            "--auto_precision",
+            type=bool,
+            default=False,
+            help="Where --trainer.precision is not given: bf16-mixed on processors and GPUs with units for it, "
+            "32-true elsewhere.",
+        )
+        # Outside trainer.callbacks, so that --trainer.callbacks cannot drop them by accident.
+        parser.add_class_arguments(ModelCheckpoint, "best_checkpoint")
+        parser.add_class_arguments(ModelCheckpoint, "last_checkpoint")
+        parser.set_defaults(
+            {
+                "data": DEFAULT_DATA,
+                "best_checkpoint.monitor": "val/acc",
+                "best_checkpoint.mode": "max",
+                "best_checkpoint.filename": "best-epoch{epoch:02d}-acc{val/acc:.4f}",
+                "best_checkpoint.save_weights_only": True,
+                "last_checkpoint.filename": "last",
+                "last_checkpoint.save_on_train_epoch_end": True,
+            }
+        )
+        for name in ("best_checkpoint", "last_checkpoint"):
+            parser.set_defaults({f"{name}.auto_insert_metric_name": False, f"{name}.enable_version_counter": False})
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
+        """Parses; with a checkpoint parses again, its options now being the defaults.
+
+        So what is typed wins over the checkpoint, the checkpoint wins over built-in defaults, and the saved config
+        states what ran.
+        """
+        for name, command in self._subcommand_parsers.items():
+            command.set_defaults({"weights_only": True} | ({"return_predictions": False} if name == "predict" else {}))
+        super().parse_arguments(parser, args)
+        command, options = self.config["subcommand"], self.config[self.config["subcommand"]]
+        self.checkpoint_path: Path | None = None
+        self.checkpoint: dict[str, Any] | None = None
+        if options.ckpt_path is None:
+            if command != "fit":
+                raise MisconfigurationException(f"{command} needs a trained model: --ckpt_path best, last, or a file.")
+            return
+        self.checkpoint_path = checkpoints.resolve(options.ckpt_path, self._search_folder(options))
+        self.checkpoint = checkpoints.read_header(self.checkpoint_path)
+        model, data = checkpoints.option_defaults(self.checkpoint)
+        self._parse_with_defaults(args, model | ({"data": data} if data else {}))
+        if data and self._options.data.class_path != data["class_path"]:
+            self._parse_with_defaults(args, model | {"data": DEFAULT_DATA})  # another class: none of its options carry over
+        self._options.ckpt_path = str(self.checkpoint_path)
+        rank_zero_info(f"checkpoint: {self.checkpoint_path}")
+
+    @property
+    def _options(self) -> Namespace:
+        """The options of the command that was given."""
+        options: Namespace = self.config[self.config["subcommand"]]
+        return options
+
+    def _parse_with_defaults(self, args: ArgsType, defaults: dict[str, Any]) -> None:
+        self._subcommand_parsers[self.config["subcommand"]].set_defaults(defaults)
+        super().parse_arguments(self.parser, args)
+
+    def _parse_ckpt_path(self) -> None:
+        """Done in ``parse_arguments``; the inherited way lets the checkpoint win over what was typed."""
+
+    def _search_folder(self, options: Namespace) -> Path:
+        """Where ``best`` and ``last`` are looked for: in the experiment if one was named, else in all runs."""
+        runs = Path(options.trainer.default_root_dir or RUNS)
+        named = options.experiment or (_first_config(options) if options.config else None)
+        return runs / named if named and (runs / named).is_dir() else runs
+
+    def before_instantiate_classes(self) -> None:
+        """Chooses the precision where that was left to the machine."""
+        options = self._options
+        if options.auto_precision and options.trainer.precision is None:
+            options.trainer.precision = "bf16-mixed" if preflight.has_bf16_units() else "32-true"
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        """Builds the Trainer with the run folder and the callbacks that every run has."""
+        options = self.config_init[self.subcommand]
+        trainer = options.trainer
+        if trainer.logger in (None, True):
+            trainer.logger = self._logger(options)
+        runs = str(trainer.default_root_dir or RUNS)
+        extra: list[Callback] = [callbacks.SpeedMonitor(), callbacks.PredictionWriter(), callbacks.RunSummary(runs)]
+        given = trainer.callbacks if isinstance(trainer.callbacks, list) else [trainer.callbacks]
+        if trainer.enable_progress_bar is not False and not any(isinstance(c, ProgressBar) for c in given):
+            extra.append(callbacks.progress_bar())
+        if trainer.enable_checkpointing is not False:
+            extra += [options.best_checkpoint, options.last_checkpoint]
+        try:
+            return self._instantiate_trainer({**trainer, **kwargs}, extra)
+        except (ValueError, TypeError) as error:  # Lightning's checks of accelerator, devices, strategy and so on
+            raise MisconfigurationException(str(error)) from error
+
+    def _logger(self, options: Namespace) -> TensorBoardLogger:
+        """Goes on in the folder of the checkpoint, or starts a new one."""
+        run = checkpoints.run_folder(self.checkpoint_path) if self.checkpoint_path else None
+        if run is not None:
+            run = Path(os.path.relpath(run))
+            return TensorBoardLogger(run.parent.parent, run.parent.name, run.name, default_hp_metric=False)
+        data = self._options.data.class_path.rpartition(".")[2].lower()
+        experiment = options.experiment or (_first_config(options) if options.config else data)
+        return TensorBoardLogger(options.trainer.default_root_dir or RUNS, experiment, default_hp_metric=False)
+
+    def before_fit(self) -> None:
+        """Refuses what cannot work; in one process only, the others would say the same."""
+        self.model.fresh = self.checkpoint is None
+        if rank_zero_only.rank == 0:
+            preflight.check_fit(self.trainer, self.model, self.datamodule, self.checkpoint_path, self.checkpoint)
+        self.checkpoint = None  # lets go of the mapped file
+
+
+def _first_config(options: Namespace) -> str:
+    """Name of the first --config file: the recipe; overlays come after it."""
+    return Path(str(options.config[0])).stem

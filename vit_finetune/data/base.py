@@ -1,0 +1,159 @@
+"""What every data module shares: splits, loaders, seeds, augmentation on the device."""
+
+import hashlib
+import os
+
+import numpy as np
+import torch
+from lightning.pytorch import LightningDataModule
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from torch.utils.data import DataLoader, DistributedSampler
+
+from vit_finetune.augment import shift_and_flip
+from vit_finetune.data.pictures import Batch, EvenSampler, PictureSet, stratified_holdout
+from vit_finetune.hparams import make_plain
+
+STAGES = {"fit": ("train", "val"), "validate": ("val",), "test": ("test",), "predict": ("predict",)}
+
+
+class ImageDataModule(LightningDataModule):
+    """Base of the data modules: a subclass reads pictures in ``load``, this class does the rest.
+
+    Args:
+        batch_size: Pictures per batch and device.
+        num_workers: Processes that read ahead. Pictures held in memory need none.
+        val_fraction: Share of the training pictures, class by class, that is held out for validation.
+        split_seed: Decides which pictures are held out; independent of ``--seed_everything``.
+        shift: Augmentation: largest random move in each direction, as a share of the picture.
+        flip: Augmentation: mirror every second training picture.
+    """
+
+    def __init__(
+        self,
+        batch_size: int = 64,
+        num_workers: int = 0,
+        val_fraction: float = 0.1,
+        split_seed: int = 0,
+        shift: float = 0.125,
+        flip: bool = True,
+    ) -> None:
+        super().__init__()
+        self.save_hyperparameters(logger=False)  # of the subclass too
+        make_plain(self.hparams)
+        for name, value, low, high in (
+            ("batch_size", batch_size, 1, None),
+            ("num_workers", num_workers, 0, None),
+            ("val_fraction", val_fraction, 0, 1),
+            ("shift", shift, 0, 0.99),
+        ):
+            if value < low or (high is not None and value > high):
+                limits = f"at least {low}" if high is None else f"between {low} and {high}"
+                raise MisconfigurationException(f"--data.{name} is {value}; it must be {limits}.")
+        self.batch_size = batch_size
+        self.num_workers = num_workers
+        self.val_fraction = val_fraction
+        self.split_seed = split_seed
+        self.shift, self.flip = shift, flip
+        self.class_names: list[str] | None = None
+        self.sets: dict[str, PictureSet] = {}
+
+    def missing(self) -> str | None:
+        """Says in a sentence what stands in the way of reading the data, ``None`` if nothing does; reads nothing."""
+        return None
+
+    def load(self, stage: str) -> dict[str, PictureSet]:
+        """Reads the pictures of a stage and sets ``class_names``; a subclass implements it.
+
+        Args:
+            stage: ``fit``, ``validate``, ``test`` or ``predict``.
+
+        Returns:
+            ``train`` and ``val`` for fit, ``val`` for validate, ``test`` for test, ``predict`` for predict; more is
+            allowed.
+        """
+        raise NotImplementedError
+
+    def hold_out(self, pool: PictureSet) -> dict[str, PictureSet]:
+        """Cuts ``val`` out of the training pictures, the same ones in every process and every run."""
+        kept, held_out = stratified_holdout(pool.labels, self.val_fraction, self.split_seed)
+        if not len(held_out) or not len(kept):
+            raise MisconfigurationException(
+                f"--data.val_fraction {self.val_fraction} of {len(pool)} training pictures leaves {len(kept)} to train "
+                f"on and {len(held_out)} to validate on; both are needed."
+            )
+        return {"train": pool.subset(kept), "val": pool.subset(held_out)}
+
+    def setup(self, stage: str) -> None:
+        """Reads what the stage needs; called by the Trainer in every process."""
+        loaded = self.load(stage)
+        self.sets.update({name: loaded[name] for name in STAGES[stage]})
+
+    @property
+    def split_fingerprint(self) -> str:
+        """Hash of the names of the pictures trained on; equal for equal splits."""
+        names = "\n".join(sorted(self.sets["train"].names)) if "train" in self.sets else ""
+        return hashlib.sha256(names.encode(errors="surrogateescape")).hexdigest()[:16]
+
+    # Loaders
+
+    def train_dataloader(self) -> DataLoader[Batch]:
+        """Returns shuffled batches; the order is a function of the seed and the epoch."""
+        sampler = DistributedSampler(self.sets["train"], seed=_global_seed(), **self._shard())
+        return self._loader("train", sampler)
+
+    def val_dataloader(self) -> DataLoader[Batch]:
+        """Returns the held-out pictures, each once."""
+        return self._loader("val")
+
+    def test_dataloader(self) -> DataLoader[Batch]:
+        """Returns the test pictures, each once."""
+        return self._loader("test")
+
+    def predict_dataloader(self) -> DataLoader[Batch]:
+        """Returns the pictures to predict, each once."""
+        return self._loader("predict")
+
+    def _loader(self, name: str, sampler: "DistributedSampler[Batch] | None" = None) -> DataLoader[Batch]:
+        pictures = self.sets[name]
+        return DataLoader(
+            pictures,
+            batch_size=self.batch_size,
+            sampler=sampler or EvenSampler(pictures, **self._shard()),
+            collate_fn=_as_is,
+            num_workers=self.num_workers,
+            persistent_workers=self.num_workers > 0,  # starting two workers anew costs about 0.6 s an epoch
+            pin_memory=torch.cuda.is_available(),
+        )
+
+    def _shard(self) -> dict[str, int]:
+        """Which share of the pictures this process works on; the same for the ranks of one tensor-parallel group."""
+        kwargs = self.trainer.distributed_sampler_kwargs if self.trainer else None
+        return kwargs or {"num_replicas": 1, "rank": 0}
+
+    # On the device
+
+    def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
+        """Augments a training batch on its device.
+
+        Before that it seeds the generators from (seed, batch number, process). Every random draw from here to the end
+        of the training step, augmentation and dropout alike, is thereby a function of these three, in a resumed run
+        too.
+        """
+        if self.trainer is not None and self.trainer.training:
+            torch.manual_seed(_step_seed(self.trainer.fit_loop.total_batch_idx + 1, self._shard()["rank"]))
+            batch["image"] = shift_and_flip(batch["image"], self.shift, self.flip)
+        return batch
+
+
+def _as_is(batch: Batch) -> Batch:
+    return batch
+
+
+def _global_seed() -> int:
+    """The seed of ``--seed_everything``, which Lightning hands on to all processes in this variable."""
+    return int(os.environ.get("PL_GLOBAL_SEED", 0))
+
+
+def _step_seed(step: int, rank: int) -> int:
+    """Independent 64-bit seeds for all (seed, step, rank)."""
+    return int(np.random.SeedSequence((_global_seed(), step, rank)).generate_state(1, np.uint64)[0] >> 1)

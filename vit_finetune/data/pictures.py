@@ -1,0 +1,109 @@
+"""Sets of labelled pictures that hand out whole batches, and the order in which they are visited."""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, DistributedSampler
+
+Batch = dict[str, Tensor]
+"""``image`` uint8 ``(B, 3, H, W)``; ``label`` int64 ``(B,)``, -1 where unknown; ``index`` int64 ``(B,)``, the picture's
+position in its set, -1 for a filler that only evens out the work of several processes."""
+
+UNKNOWN = -1
+
+
+class PictureSet(Dataset[Batch]):
+    """Pictures with labels and names; a subclass knows where the pixels are.
+
+    A DataLoader asks it for a batch at a time (``__getitems__``), so a set in memory costs one index operation a batch.
+
+    Args:
+        labels: int64, shape ``(N,)``, -1 where unknown.
+        names: For each picture its path, or where in the data set it comes from.
+    """
+
+    def __init__(self, labels: Tensor, names: Sequence[str]) -> None:
+        self.labels = labels
+        self.names = list(names)
+
+    def images_at(self, positions: Tensor) -> Tensor:
+        """Returns uint8 ``(B, 3, H, W)`` for int64 ``(B,)`` positions."""
+        raise NotImplementedError
+
+    def subset(self, positions: Tensor) -> "PictureSet":
+        """Returns a set of the same kind with only these pictures, in this order."""
+        raise NotImplementedError
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __getitem__(self, position: int) -> Batch:
+        return {key: value[0] for key, value in self.__getitems__([position]).items()}
+
+    def __getitems__(self, positions: list[int]) -> Batch:
+        """Returns a batch; positions beyond the end (see :class:`EvenSampler`) give fillers."""
+        asked = torch.tensor(positions)
+        real = asked % len(self)
+        filler = asked >= len(self)
+        return {
+            "image": self.images_at(real),
+            "label": self.labels[real].masked_fill(filler, UNKNOWN),
+            "index": real.masked_fill(filler, UNKNOWN),
+        }
+
+
+class MemoryPictures(PictureSet):
+    """Pictures of one size, decoded and held in memory.
+
+    Args:
+        images: uint8, shape ``(N, 3, H, W)``.
+        labels: int64, shape ``(N,)``.
+        names: One per picture.
+    """
+
+    def __init__(self, images: Tensor, labels: Tensor, names: Sequence[str]) -> None:
+        super().__init__(labels, names)
+        self.images = images
+
+    def images_at(self, positions: Tensor) -> Tensor:
+        """Returns uint8 ``(B, 3, H, W)`` by one index operation."""
+        return self.images[positions]
+
+    def subset(self, positions: Tensor) -> "MemoryPictures":
+        """Returns the pictures at these positions as a set of their own."""
+        names = [self.names[position] for position in positions.tolist()]
+        return MemoryPictures(self.images[positions], self.labels[positions], names)
+
+
+class EvenSampler(DistributedSampler[Batch]):
+    """Every picture once and in order, over any number of processes.
+
+    The stock sampler evens out the processes by repeating pictures, and a score then counts those twice. This one
+    goes on past the end of the set instead; :class:`PictureSet` marks what it returns there as fillers, which every
+    process computes, as collective strategies need, and no metric counts.
+    """
+
+    def __iter__(self) -> Iterator[int]:
+        """Yields this process's positions; those at ``len(dataset)`` and beyond are fillers."""
+        return iter(range(self.rank, self.total_size, self.num_replicas))
+
+
+def stratified_holdout(labels: Tensor, fraction: float, seed: int) -> tuple[Tensor, Tensor]:
+    """Cuts the same share of every class out of a set.
+
+    Args:
+        labels: int64, shape ``(N,)``.
+        fraction: Share to hold out, from 0 to 1; each class gives the nearest whole number.
+        seed: Alone decides which pictures are held out.
+
+    Returns:
+        Positions kept and positions held out, each ascending.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    held_out = torch.zeros(len(labels), dtype=torch.bool)
+    for label in labels.unique().tolist():
+        members = (labels == label).nonzero().flatten()
+        order = torch.randperm(len(members), generator=generator)
+        held_out[members[order[: round(fraction * len(members))]]] = True
+    return (~held_out).nonzero().flatten(), held_out.nonzero().flatten()

@@ -1,0 +1,263 @@
+"""The LightningModule: one shared step, losses and metrics, and what a checkpoint holds."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from lightning.pytorch import LightningModule
+from lightning.pytorch.plugins.precision import MixedPrecision
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from torch import Tensor, nn
+
+import vit_finetune
+from vit_finetune.data.pictures import Batch
+from vit_finetune.hparams import make_plain
+from vit_finetune.scores import Scores
+
+# timm takes a third of a second to import; `--help` reads this file and must not wait for it. What uses timm lives in
+# network.py and optim.py, which are imported where a network is really built.
+
+
+class ViTClassifier(LightningModule):
+    """A Vision Transformer with its preprocessing, fine-tuned as a classifier.
+
+    Args:
+        name: Any Vision Transformer of timm, with the tag of its pretrained weights.
+        img_size: Side of the input in pixels; pictures are resized to it on the device. By default the model's own.
+        pretrained: Start from the weights of that name, downloaded once.
+        weights: Start from this local file instead: .safetensors, .pth, or a checkpoint of this project.
+        timm_kwargs: More arguments for the network, such as {depth: 6, embed_dim: 96, num_heads: 3, patch_size: 4}.
+        class_names: Names in the order of the labels. By default the data's, or the checkpoint's.
+        mean: Channel means on a 0-1 scale; by default those the weights were trained with.
+        std: Channel standard deviations on a 0-1 scale; by default those the weights were trained with.
+        drop_path: Largest probability that a block is skipped in training (stochastic depth).
+        label_smoothing: Share of the training target that is spread over all classes. Validation and test loss are
+            plain cross-entropy.
+        optimizer: Any optimiser of timm.
+        lr: Peak learning rate of the head.
+        weight_decay: Weight decay of the weight matrices; norms, biases, tokens and position embeddings have none.
+        layer_decay: Factor on the learning rate from each block to the one below it; null for one rate.
+        warmup: Share of all optimiser steps spent on linear warm-up.
+        min_lr: Learning rate at the end of the cosine.
+        freeze_backbone: Train the head only.
+        grad_checkpointing: Compute activations twice instead of keeping them: less memory, more time.
+        compile: Compile the network with torch.compile; takes minutes before the first step.
+    """
+
+    def __init__(
+        self,
+        name: str = "vit_base_patch16_224.augreg_in21k",
+        img_size: int | None = None,
+        pretrained: bool = True,
+        weights: str | None = None,
+        timm_kwargs: dict[str, Any] | None = None,
+        class_names: list[str] | None = None,
+        mean: list[float] | None = None,
+        std: list[float] | None = None,
+        drop_path: float = 0.0,
+        label_smoothing: float = 0.0,
+        optimizer: str = "adamw",
+        lr: float = 3e-4,
+        weight_decay: float = 0.05,
+        layer_decay: float | None = 0.75,
+        warmup: float = 0.1,
+        min_lr: float = 1e-6,
+        freeze_backbone: bool = False,
+        grad_checkpointing: bool = False,
+        compile: bool = False,
+    ) -> None:
+        super().__init__()
+        self.save_hyperparameters(logger=False)
+        make_plain(self.hparams)
+        self.fresh = True  # False when a checkpoint is about to fill the network, so that no weights are fetched for it
+        self.net: nn.Module | None = None
+        self._window: list[tuple[Tensor, Tensor, Tensor]] = []  # loss, logits, labels of the steps not yet logged
+
+    # The network
+
+    @property
+    def class_names(self) -> list[str] | None:
+        """Names in the order of the labels; known once data or a checkpoint was seen."""
+        names: list[str] | None = self.hparams["class_names"]
+        return names
+
+    @property
+    def preprocessing(self) -> dict[str, Any]:
+        """Size, mean, standard deviation and interpolation of the input."""
+        from vit_finetune import network
+
+        return network.data_config(*(self.hparams[key] for key in ("name", "img_size", "timm_kwargs", "mean", "std")))
+
+    @property
+    def input_size(self) -> tuple[int, int]:
+        """Height and width of the input in pixels."""
+        size: tuple[int, int] = self.preprocessing["size"]
+        return size
+
+    def setup(self, stage: str) -> None:
+        """Learns the classes from the data before the network is built.
+
+        Raises:
+            MisconfigurationException: The model has other classes than the data.
+        """
+        names = getattr(self.trainer.datamodule, "class_names", None)  # type: ignore[attr-defined]
+        if names is not None and self.class_names not in (None, list(names)):
+            raise MisconfigurationException(
+                f"The model's classes are {', '.join(self.class_names or [])}; the data's are {', '.join(names)}."
+            )
+        if names is not None:
+            self.hparams["class_names"] = list(names)
+
+    def configure_model(self) -> None:
+        """Builds the network; called by the Trainer, and when a checkpoint is loaded, before the weights are read."""
+        from vit_finetune import network
+
+        trainer = self._trainer
+        if self.net is None:
+            self.net = self._build_network(fetch_weights=bool(trainer and trainer.state.fn == "fit" and self.fresh))
+        if trainer is not None:
+            network.choose_attention(self.net, trainer.strategy.root_device, str(trainer.precision))
+
+    def _build_network(self, fetch_weights: bool) -> nn.Module:
+        from vit_finetune import network
+
+        h = self.hparams
+        if self.class_names is None:
+            raise MisconfigurationException("Give the classes: --model.class_names, or data that has them.")
+        from_hub = fetch_weights and h.pretrained and not h.weights
+        net = network.build(h.name, len(self.class_names), h.img_size, h.drop_path, h.timm_kwargs, from_hub)
+        if fetch_weights and h.weights:
+            network.load_local_weights(net, h.weights)
+        if h.freeze_backbone:
+            network.freeze_backbone(net)
+        if h.grad_checkpointing:
+            net.set_grad_checkpointing(True)  # type: ignore[operator]
+        if h.compile:
+            net.compile()  # in place: wrapping would put a prefix before every key of a checkpoint
+        self.preprocess = network.preprocessing(self.preprocessing)
+        self.scores = nn.ModuleDict({f"{stage}_": Scores(len(self.class_names)) for stage in ("train", "val", "test")})
+        return net
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Classifies pictures.
+
+        Args:
+            images: uint8, shape ``(B, 3, h, w)``, any size.
+
+        Returns:
+            Logits, shape ``(B, C)``, in the precision of the run.
+        """
+        assert self.net is not None
+        logits: Tensor = self.net(self.preprocess(images))
+        return logits
+
+    # Training
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Returns the loss; metrics are fed once per logging interval, which keeps the step free of their cost."""
+        logits = self(batch["image"]).float()
+        loss = F.cross_entropy(logits, batch["label"], label_smoothing=self.hparams["label_smoothing"])
+        self._window.append((loss.detach(), logits.detach(), batch["label"]))
+        every = self.trainer.log_every_n_steps
+        if every and (batch_idx + 1) % every == 0:
+            self._log_window()
+        return loss
+
+    def _log_window(self) -> None:
+        """Feeds the train metrics with the steps since the last call and logs their mean loss and accuracy."""
+        if not self._window:
+            return
+        losses, logits, labels = (list(column) for column in zip(*self._window, strict=True))
+        self._window.clear()
+        sizes = torch.tensor([len(label) for label in labels], device=self.device, dtype=torch.float32)
+        window = self.scores["train_"].add(torch.stack(losses), sizes, torch.cat(logits), torch.cat(labels))
+        values = {f"train/{name}_step": value for name, value in window.items()}
+        values["train/lr"] = torch.tensor(max(group["lr"] for group in self.trainer.optimizers[0].param_groups))
+        self.log_dict(values, prog_bar=True, logger=False)
+        # Lightning writes logged values only when its own counter agrees; this writes them now.
+        for logger in self.loggers:
+            logger.log_metrics({name: float(value) for name, value in values.items()}, step=self.global_step)
+
+    def on_train_start(self) -> None:
+        """Lets what was typed win over the optimiser state of a checkpoint."""
+        optimizer = self.trainer.optimizers[0]
+        for group, options in zip(optimizer.param_groups, self._group_options, strict=True):
+            group.update(options)
+        self.lr_scheduler_step(self.trainer.lr_scheduler_configs[0].scheduler, None)
+
+    def on_train_epoch_start(self) -> None:
+        """Starts the epoch with an empty window."""
+        self._window.clear()
+
+    def on_train_epoch_end(self) -> None:
+        """Logs loss and accuracy over the whole epoch."""
+        self._log_window()
+        self.scores["train_"].log(self, "train")
+
+    def configure_optimizers(self) -> Any:
+        """Builds optimiser and schedule over the trainer's own estimate of optimiser steps.
+
+        Raises:
+            MisconfigurationException: The run has no end.
+        """
+        from vit_finetune import optim
+
+        h, trainer = self.hparams, self.trainer
+        steps = trainer.estimated_stepping_batches
+        if steps == float("inf"):
+            raise MisconfigurationException("A schedule needs an end: --trainer.max_epochs or --trainer.max_steps.")
+        # Lightning cannot clip the gradients of a fused optimiser under mixed precision.
+        clips = bool(trainer.gradient_clip_val) and isinstance(trainer.precision_plugin, MixedPrecision)
+        fused = not clips and self.device.type in ("cpu", "cuda")
+        assert self.net is not None
+        optimizer = optim.build_optimizer(self.net, h.optimizer, h.lr, h.weight_decay, h.layer_decay, fused)
+        self._group_options = [
+            {key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups
+        ]
+        schedule = optim.WarmupCosine(optimizer, int(steps), h.warmup, h.min_lr)
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+    def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
+        """Sets the rate for the next optimiser step."""
+        scheduler.step_update(self.global_step)
+
+    # Evaluation
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        """Scores held-out pictures."""
+        self._score("val_", batch)
+
+    def test_step(self, batch: Batch, batch_idx: int) -> None:
+        """Scores test pictures."""
+        self._score("test_", batch)
+
+    def _score(self, stage: str, batch: Batch) -> None:
+        logits = self(batch["image"]).float()
+        real = batch["index"] >= 0  # leaves out the fillers that even out several processes
+        logits, labels = logits[real], batch["label"][real]
+        losses = F.cross_entropy(logits, labels, reduction="none")
+        self.scores[stage].add(losses, torch.ones_like(losses), logits, labels)
+
+    def on_validation_epoch_end(self) -> None:
+        """Logs ``val/loss``, ``val/acc`` and, with more than five classes, ``val/acc_top5``."""
+        self.scores["val_"].log(self, "val")
+
+    def on_test_epoch_end(self) -> None:
+        """Logs the same for ``test/``."""
+        self.scores["test_"].log(self, "test")
+
+    def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
+        """Returns ``index`` int64 ``(B,)``, -1 for fillers, and ``probability`` float32 ``(B, C)``."""
+        return {"index": batch["index"], "probability": self(batch["image"]).float().softmax(-1)}
+
+    # Checkpoints
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Adds what makes the file usable by itself: classes, input format, which pictures were trained on."""
+        datamodule = getattr(self.trainer, "datamodule", None)
+        checkpoint["vit_finetune"] = {
+            "version": vit_finetune.__version__,
+            "class_names": self.class_names,
+            "preprocessing": self.preprocessing,
+            "split_fingerprint": getattr(datamodule, "split_fingerprint", None),
+        }

@@ -1,0 +1,75 @@
+"""Optimiser, parameter groups and learning-rate schedule, all from timm."""
+
+import difflib
+import inspect
+from typing import Any
+
+import timm.optim
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from timm.scheduler import CosineLRScheduler
+from torch import nn
+from torch.optim import Optimizer
+
+
+def build_optimizer(
+    net: nn.Module, name: str, lr: float, weight_decay: float, layer_decay: float | None, fused: bool
+) -> Optimizer:
+    """Builds the optimiser over the trainable parameters.
+
+    Norms, biases, class tokens and position embeddings are not decayed (timm's ``no_weight_decay``). With layer decay,
+    a group's rate is the schedule's rate times its ``lr_scale``.
+
+    Args:
+        net: The timm network.
+        name: An optimiser of ``timm.optim.list_optimizers()``.
+        lr: Peak learning rate of the head.
+        weight_decay: For weight matrices.
+        layer_decay: Factor on the rate from each block to the one below it; ``None`` for one rate.
+        fused: Use the one-kernel form if the optimiser has it.
+
+    Raises:
+        MisconfigurationException: The optimiser is unknown; similar names are given.
+    """
+    known = timm.optim.list_optimizers()
+    if name not in known:
+        near = difflib.get_close_matches(name, known, 4, 0.4) or known
+        raise MisconfigurationException(f"--model.optimizer {name!r} is not a timm optimiser. Similar: {', '.join(near)}.")
+    accepted = inspect.signature(timm.optim.get_optimizer_class(name)).parameters
+    options: dict[str, Any] = {"fused": True} if fused and "fused" in accepted else {}
+    return timm.optim.create_optimizer_v2(
+        net, opt=name, lr=lr, weight_decay=weight_decay, layer_decay=layer_decay, **options
+    )
+
+
+class WarmupCosine(CosineLRScheduler):  # type: ignore[misc]
+    """Linear warm-up to the optimiser's rate, then a half cosine down to ``min_lr`` at the last optimiser step.
+
+    The rate is a function of the step alone and keeps no state: a resumed run with a new length or rate follows the
+    schedule that was asked for.
+
+    Args:
+        optimizer: Its groups hold the peak rate.
+        steps: Optimiser steps of the whole run.
+        warmup: Share of the steps spent on warm-up.
+        min_lr: Rate at the end.
+    """
+
+    def __init__(self, optimizer: Optimizer, steps: int, warmup: float, min_lr: float) -> None:
+        warmup_steps = min(round(warmup * steps), steps - 1)
+        peak = max(group["lr"] for group in optimizer.param_groups)
+        super().__init__(
+            optimizer,
+            t_initial=max(1, steps - warmup_steps),
+            lr_min=min_lr,
+            warmup_t=warmup_steps,
+            warmup_lr_init=peak / (warmup_steps + 1),  # the first step counts: it does not start from zero
+            warmup_prefix=True,
+            t_in_epochs=False,
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns nothing: the rate is a function of the step."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Ignores the state of other schedules."""

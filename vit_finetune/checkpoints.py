@@ -12,12 +12,13 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 KEYWORDS = {"best": "best-*.ckpt", "last": "last.ckpt"}
 
 
-def resolve(asked: str, folder: Path) -> Path:
+def resolve(asked: str, runs: Path, experiment: str | None) -> Path:
     """Finds the checkpoint that ``--ckpt_path`` means.
 
     Args:
         asked: A file, or ``best`` or ``last`` of the newest run that has one.
-        folder: Where to look for runs.
+        runs: Where all runs lie.
+        experiment: Look only among its runs, if it has any.
 
     Raises:
         MisconfigurationException: There is no such file.
@@ -27,6 +28,7 @@ def resolve(asked: str, folder: Path) -> Path:
         if not path.exists():
             raise MisconfigurationException(f"--ckpt_path {asked}: no such file. Give a file, best, or last.")
         return path
+    folder = runs / experiment if experiment and (runs / experiment).is_dir() else runs
     found = sorted(folder.rglob(f"checkpoints/{KEYWORDS[asked]}"), key=lambda path: path.stat().st_mtime)
     if not found:
         raise MisconfigurationException(
@@ -94,7 +96,8 @@ class SaveConfig(SaveConfigCallback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Writes the file before anything else happens in the folder."""
-        self.config_filename = "config.yaml" if stage == "fit" else f"{stage}.yaml"
+        command = trainer.state.fn.value if trainer.state.fn else stage
+        self.config_filename = "config.yaml" if command == "fit" else f"{command}.yaml"
         log_dir = trainer.log_dir
         if stage == "fit" and log_dir is not None and trainer.is_global_zero and not self.already_saved:
             current, number = Path(log_dir) / self.config_filename, 1

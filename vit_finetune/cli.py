@@ -1,11 +1,12 @@
 """The command line: ``python -m vit_finetune {fit,validate,test,predict}``."""
 
+import argparse
 import os
 import sys
 from pathlib import Path
 from typing import Any
 
-from jsonargparse import Namespace
+from jsonargparse import Namespace, set_parsing_settings
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
@@ -20,7 +21,7 @@ from vit_finetune.module import ViTClassifier
 from vit_finetune.usage import ReadableParser
 
 RUNS = "runs"
-DEFAULT_DATA = {"class_path": "vit_finetune.data.CIFAR10"}
+DEFAULT_DATA = {"class_path": "vit_finetune.CIFAR10"}
 
 
 def main(args: ArgsType = None) -> None:
@@ -33,6 +34,7 @@ def main(args: ArgsType = None) -> None:
         SystemExit: With code 2 after a user's mistake, which is explained in a line on standard error.
     """
     quiet.filter_library_chatter()
+    set_parsing_settings(add_print_completion_argument=True)
     try:
         ViTCLI(
             ViTClassifier,
@@ -41,12 +43,13 @@ def main(args: ArgsType = None) -> None:
             save_config_callback=checkpoints.SaveConfig,
             seed_everything_default=0,
             auto_configure_optimizers=False,
-            trainer_defaults={"max_epochs": 3, "use_distributed_sampler": False},
+            trainer_defaults={"max_epochs": 3, "default_root_dir": RUNS, "use_distributed_sampler": False},
             parser_class=ReadableParser,
             parser_kwargs={
                 "prog": "vit-finetune",
                 "description": "Fine-tune a Vision Transformer. Each command explains its options with --help.",
                 "version": f"vit-finetune {vit_finetune.__version__}",
+                "allow_abbrev": False,  # --model.layer must not silently mean --model.layer_decay
                 "default_env": True,
                 "env_prefix": "VIT_FINETUNE",
             },
@@ -93,29 +96,45 @@ class ViTCLI(LightningCLI):
             parser.set_defaults({f"{name}.auto_insert_metric_name": False, f"{name}.enable_version_counter": False})
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
-        """Parses; with a checkpoint parses again, its options now being the defaults.
+        """Parses; where a checkpoint is given, its options are the defaults.
 
         So what is typed wins over the checkpoint, the checkpoint wins over built-in defaults, and the saved config
         states what ran.
+
+        Raises:
+            MisconfigurationException: The checkpoint is missing or unusable.
         """
-        for name, command in self._subcommand_parsers.items():
-            command.set_defaults({"weights_only": True} | ({"return_predictions": False} if name == "predict" else {}))
-        super().parse_arguments(parser, args)
-        command, options = self.config["subcommand"], self.config[self.config["subcommand"]]
         self.checkpoint_path: Path | None = None
         self.checkpoint: dict[str, Any] | None = None
-        if options.ckpt_path is None:
-            if command != "fit":
-                raise MisconfigurationException(f"{command} needs a trained model: --ckpt_path best, last, or a file.")
-            return
-        self.checkpoint_path = checkpoints.resolve(options.ckpt_path, self._search_folder(options))
+        self._set_defaults({"weights_only": True})
+        self._subcommand_parsers["predict"].set_defaults({"return_predictions": False})
+        typed = _peek(sys.argv[1:] if args is None else args)
+        if not typed.ckpt_path:
+            super().parse_arguments(parser, args)
+            typed = self._options  # a config file or the environment may name one
+        if typed.ckpt_path:
+            self._parse_with_checkpoint(typed, args)
+        elif self.config["subcommand"] != "fit":
+            raise MisconfigurationException(
+                f"{self.config['subcommand']} needs a trained model: --ckpt_path best, last, or a file."
+            )
+
+    def _parse_with_checkpoint(self, typed: Any, args: ArgsType) -> None:
+        runs = Path(typed.trainer.default_root_dir if "trainer" in typed else typed.default_root_dir)
+        self.checkpoint_path = checkpoints.resolve(typed.ckpt_path, runs, _experiment(typed))
         self.checkpoint = checkpoints.read_header(self.checkpoint_path)
         model, data = checkpoints.option_defaults(self.checkpoint)
-        self._parse_with_defaults(args, model | ({"data": data} if data else {}))
+        self._set_defaults(model | ({"data": data} if data else {}))
+        super().parse_arguments(self.parser, args)
         if data and self._options.data.class_path != data["class_path"]:
-            self._parse_with_defaults(args, model | {"data": DEFAULT_DATA})  # another class: none of its options carry over
+            self._set_defaults({"data": DEFAULT_DATA})  # another class is asked for: no option of the old one carries over
+            super().parse_arguments(self.parser, args)
         self._options.ckpt_path = str(self.checkpoint_path)
         rank_zero_info(f"checkpoint: {self.checkpoint_path}")
+
+    def _set_defaults(self, defaults: dict[str, Any]) -> None:
+        for command in self._subcommand_parsers.values():
+            command.set_defaults(defaults)
 
     @property
     def _options(self) -> Namespace:
@@ -123,18 +142,8 @@ class ViTCLI(LightningCLI):
         options: Namespace = self.config[self.config["subcommand"]]
         return options
 
-    def _parse_with_defaults(self, args: ArgsType, defaults: dict[str, Any]) -> None:
-        self._subcommand_parsers[self.config["subcommand"]].set_defaults(defaults)
-        super().parse_arguments(self.parser, args)
-
     def _parse_ckpt_path(self) -> None:
         """Done in ``parse_arguments``; the inherited way lets the checkpoint win over what was typed."""
-
-    def _search_folder(self, options: Namespace) -> Path:
-        """Where ``best`` and ``last`` are looked for: in the experiment if one was named, else in all runs."""
-        runs = Path(options.trainer.default_root_dir or RUNS)
-        named = options.experiment or (_first_config(options) if options.config else None)
-        return runs / named if named and (runs / named).is_dir() else runs
 
     def before_instantiate_classes(self) -> None:
         """Chooses the precision where that was left to the machine."""
@@ -148,8 +157,11 @@ class ViTCLI(LightningCLI):
         trainer = options.trainer
         if trainer.logger in (None, True):
             trainer.logger = self._logger(options)
-        runs = str(trainer.default_root_dir or RUNS)
-        extra: list[Callback] = [callbacks.SpeedMonitor(), callbacks.PredictionWriter(), callbacks.RunSummary(runs)]
+        extra: list[Callback] = [
+            callbacks.SpeedMonitor(),
+            callbacks.PredictionWriter(),
+            callbacks.RunSummary(trainer.default_root_dir),
+        ]
         given = trainer.callbacks if isinstance(trainer.callbacks, list) else [trainer.callbacks]
         if trainer.enable_progress_bar is not False and not any(isinstance(c, ProgressBar) for c in given):
             extra.append(callbacks.progress_bar())
@@ -166,9 +178,8 @@ class ViTCLI(LightningCLI):
         if run is not None:
             run = Path(os.path.relpath(run))
             return TensorBoardLogger(run.parent.parent, run.parent.name, run.name, default_hp_metric=False)
-        data = self._options.data.class_path.rpartition(".")[2].lower()
-        experiment = options.experiment or (_first_config(options) if options.config else data)
-        return TensorBoardLogger(options.trainer.default_root_dir or RUNS, experiment, default_hp_metric=False)
+        experiment = _experiment(options) or self._options.data.class_path.rpartition(".")[2].lower()
+        return TensorBoardLogger(options.trainer.default_root_dir, experiment, default_hp_metric=False)
 
     def before_fit(self) -> None:
         """Refuses what cannot work; in one process only, the others would say the same."""
@@ -178,6 +189,17 @@ class ViTCLI(LightningCLI):
         self.checkpoint = None  # lets go of the mapped file
 
 
-def _first_config(options: Namespace) -> str:
-    """Name of the first --config file: the recipe; overlays come after it."""
-    return Path(str(options.config[0])).stem
+def _peek(args: ArgsType) -> argparse.Namespace:
+    """Reads from the command line what decides on the checkpoint, before its options can be parsed by its classes."""
+    words = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    words.add_argument("--ckpt_path")
+    words.add_argument("--experiment")
+    words.add_argument("--trainer.default_root_dir", dest="default_root_dir", default=RUNS)
+    words.add_argument("-c", "--config", action="append")
+    return words.parse_known_args(args if isinstance(args, list) else [])[0]
+
+
+def _experiment(options: Any) -> str | None:
+    """Name of the folder for a run and its repeats: as given, or the recipe's, which is the first --config file."""
+    named: str | None = options.experiment
+    return named or (Path(str(options.config[0])).stem if options.config else None)

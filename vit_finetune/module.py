@@ -71,7 +71,8 @@ class ViTClassifier(LightningModule):
         make_plain(self.hparams)
         self.fresh = True  # False when a checkpoint is about to fill the network, so that no weights are fetched for it
         self.net: nn.Module | None = None
-        self._window: list[tuple[Tensor, Tensor, Tensor]] = []  # loss, logits, labels of the steps not yet logged
+        self._window: list[tuple[Tensor, Tensor, Tensor]] = []  # losses, logits, labels of steps not yet logged
+        self.latest: dict[str, float] = {}  # what was logged last within an epoch, for progress displays
 
     # The network
 
@@ -157,26 +158,23 @@ class ViTClassifier(LightningModule):
         """Returns the loss; metrics are fed once per logging interval, which keeps the step free of their cost."""
         logits = self(batch["image"]).float()
         loss = F.cross_entropy(logits, batch["label"], label_smoothing=self.hparams["label_smoothing"])
-        self._window.append((loss.detach(), logits.detach(), batch["label"]))
+        self._window.append((loss.detach().expand(len(logits)), logits.detach(), batch["label"]))
         every = self.trainer.log_every_n_steps
-        if every and (batch_idx + 1) % every == 0:
-            self._log_window()
+        if self.trainer.is_last_batch or (every and (batch_idx + 1) % every == 0):
+            self._log_window(self.global_step)
         return loss
 
-    def _log_window(self) -> None:
+    def _log_window(self, step: int) -> None:
         """Feeds the train metrics with the steps since the last call and logs their mean loss and accuracy."""
         if not self._window:
             return
-        losses, logits, labels = (list(column) for column in zip(*self._window, strict=True))
+        window = self.scores["train_"].add(*(torch.cat(column) for column in zip(*self._window, strict=True)))
         self._window.clear()
-        sizes = torch.tensor([len(label) for label in labels], device=self.device, dtype=torch.float32)
-        window = self.scores["train_"].add(torch.stack(losses), sizes, torch.cat(logits), torch.cat(labels))
-        values = {f"train/{name}_step": value for name, value in window.items()}
-        values["train/lr"] = torch.tensor(max(group["lr"] for group in self.trainer.optimizers[0].param_groups))
-        self.log_dict(values, prog_bar=True, logger=False)
-        # Lightning writes logged values only when its own counter agrees; this writes them now.
+        self.latest = {f"train/{name}_step": float(value) for name, value in window.items()}
+        self.latest["train/lr"] = max(group["lr"] for group in self.trainer.optimizers[0].param_groups)
+        # Not by self.log: it costs about half a millisecond a key, and what it shows in a bar is read at every step.
         for logger in self.loggers:
-            logger.log_metrics({name: float(value) for name, value in values.items()}, step=self.global_step)
+            logger.log_metrics(self.latest, step=step)
 
     def on_train_start(self) -> None:
         """Lets what was typed win over the optimiser state of a checkpoint."""
@@ -191,7 +189,7 @@ class ViTClassifier(LightningModule):
 
     def on_train_epoch_end(self) -> None:
         """Logs loss and accuracy over the whole epoch."""
-        self._log_window()
+        self._log_window(self.global_step - 1)  # something is left where --trainer.max_steps cut the epoch short
         self.scores["train_"].log(self, "train")
 
     def configure_optimizers(self) -> Any:
@@ -236,7 +234,7 @@ class ViTClassifier(LightningModule):
         real = batch["index"] >= 0  # leaves out the fillers that even out several processes
         logits, labels = logits[real], batch["label"][real]
         losses = F.cross_entropy(logits, labels, reduction="none")
-        self.scores[stage].add(losses, torch.ones_like(losses), logits, labels)
+        self.scores[stage].add(losses, logits, labels)
 
     def on_validation_epoch_end(self) -> None:
         """Logs ``val/loss``, ``val/acc`` and, with more than five classes, ``val/acc_top5``."""

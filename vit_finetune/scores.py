@@ -16,7 +16,7 @@ class Scores(nn.Module):
     def __init__(self, num_classes: int) -> None:
         super().__init__()
         top = {"acc": 1} | ({"acc_top5": 5} if num_classes > 5 else {})
-        self.loss = MeanMetric(nan_strategy="disable")
+        self.loss = MeanMetric(nan_strategy="disable")  # a loss that is not a number must show, not be left out
         self.accuracy = MetricCollection(
             {
                 name: MulticlassAccuracy(num_classes, top_k=k, average="micro", validate_args=False)
@@ -24,12 +24,11 @@ class Scores(nn.Module):
             }
         )
 
-    def add(self, losses: Tensor, weights: Tensor, logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    def add(self, losses: Tensor, logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """Counts pictures.
 
         Args:
-            losses: Mean losses of some groups of pictures, shape ``(G,)``.
-            weights: Number of pictures in each group, shape ``(G,)``.
+            losses: For each picture its loss, or the mean loss of the batch it came in, shape ``(B,)``.
             logits: float32, shape ``(B, C)``.
             labels: int64, shape ``(B,)``.
 
@@ -38,10 +37,9 @@ class Scores(nn.Module):
         """
         if not len(labels):
             return {}
-        self.loss.update(losses, weights)
+        self.loss.update(losses)
         self.accuracy.update(logits, labels)
-        hits = (logits.argmax(-1) == labels).float().mean()
-        return {"loss": (losses * weights).sum() / weights.sum(), "acc": hits}
+        return {"loss": losses.mean(), "acc": (logits.argmax(-1) == labels).float().mean()}
 
     def log(self, module: LightningModule, stage: str) -> None:
         """Logs ``stage/loss``, ``stage/acc`` and so on at the end of an epoch."""

@@ -5,7 +5,7 @@ import importlib
 import inspect
 import re
 from collections.abc import Iterable
-from typing import Any, Literal, NoReturn, Union, get_args, get_origin
+from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
 from jsonargparse import ArgumentError
 from lightning.pytorch.cli import LightningArgumentParser
@@ -59,13 +59,20 @@ def _wrong_value(option: str, value: str | None, types: list[Any]) -> str:
 
 def _data_problem(message: str) -> str:
     """``--data`` takes a class and options of that class."""
-    option = re.search(r"class_path '([\w.]+)':\s*Option '(\w+)' is not accepted", message)
-    if option:
-        return _unknown_option(f"--data.{option.group(2)}", [f"--data.{name}" for name in _init_options(option.group(1))])
-    inner = re.search(r'Parser key "(\w+)":\s*(.*?)(?:\n\s*- |\n\s*Given value type|\Z)', message, re.DOTALL)
+    given_class = re.search(r"class_path '([\w.]+)'", message)
+    if given_class:
+        known = _init_options(given_class.group(1))
+        unknown = re.search(r"Option '(\w+)' is not accepted", message)
+        if unknown:
+            return _unknown_option(f"--data.{unknown.group(1)}", [f"--data.{name}" for name in known])
+        wrong = re.search(r'Parser key "(?!data")(\w+)":', message)
+        value = re.search(r"Got value: (.*)", message) or re.search(r"val='(.*)'\)", message)
+        if wrong and wrong.group(1) in known:
+            types = list(_alternatives(known[wrong.group(1)]))
+            return _wrong_value(f"--data.{wrong.group(1)}", value.group(1) if value else None, types)
     wrong_class = re.search(r"(?:Expected a dot import path string|Unexpected import path format): (\S+)", message)
-    classes = sorted(_subclasses(ImageDataModule))
-    if wrong_class and not (inner and inner.group(1) != "data"):
+    if wrong_class:
+        classes = sorted(_subclasses(ImageDataModule))
         near = difflib.get_close_matches(wrong_class.group(1), classes, 2, 0.4)
         return f"--data: there is no data set {wrong_class.group(1)!r}. Allowed: {', '.join(classes)}.{_similar(near)}"
     return _condense(message)
@@ -96,14 +103,16 @@ def _alternatives(kind: Any) -> Iterable[Any]:
         yield kind
 
 
-def _init_options(class_path: str) -> list[str]:
+def _init_options(class_path: str) -> dict[str, Any]:
+    """Names and types of the options of a data set, those of its base classes included."""
     module, _, name = class_path.rpartition(".")
-    options: dict[str, None] = {}
+    options: dict[str, Any] = {}
     for base in inspect.getmro(getattr(importlib.import_module(module), name)):
         if "__init__" in vars(base) and issubclass(base, ImageDataModule):
-            parameters = inspect.signature(base.__init__).parameters.values()  # type: ignore[misc]
-            options |= {p.name: None for p in parameters if p.name != "self" and p.kind is not p.VAR_KEYWORD}
-    return list(options)
+            types = get_type_hints(base.__init__)
+            parameters = inspect.signature(base.__init__).parameters.values()
+            options |= {p.name: types[p.name] for p in parameters if p.name != "self" and p.kind is not p.VAR_KEYWORD}
+    return options
 
 
 def _subclasses(base: type) -> dict[str, type]:

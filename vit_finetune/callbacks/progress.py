@@ -13,7 +13,15 @@ LINE_EVERY = 30.0  # seconds between lines in a file
 
 def progress_bar() -> ProgressBar:
     """A Rich bar on a terminal, plain lines where the output is a file or a pipe."""
-    return RichProgressBar(refresh_rate=REFRESH_EVERY) if sys.stdout.isatty() else PlainProgress()
+    return RichProgress(refresh_rate=REFRESH_EVERY) if sys.stdout.isatty() else PlainProgress()
+
+
+class RichProgress(RichProgressBar):
+    """Lightning's bar with the values that the module logs within an epoch."""
+
+    def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> Any:
+        """Adds them to those logged by ``self.log``."""
+        return {**super().get_metrics(trainer, pl_module), **getattr(pl_module, "latest", {})}
 
 
 class PlainProgress(ProgressBar):
@@ -60,6 +68,6 @@ class PlainProgress(ProgressBar):
         if not self._enabled:
             return
         last = f"/{trainer.max_epochs - 1}" if trainer.max_epochs and trainer.max_epochs > 0 else ""  # both from 0
-        known = trainer.progress_bar_metrics
+        known = {**trainer.progress_bar_metrics, **getattr(trainer.lightning_module, "latest", {})}
         shown = "  ".join(f"{name} {known[name]:.4g}" for name in names if name in known)
         print(f"epoch {self._epoch}{last} {position}  {shown}", flush=True)

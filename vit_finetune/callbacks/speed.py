@@ -40,7 +40,7 @@ class SpeedMonitor(Callback):
             speed = self._images * trainer.world_size / (time.perf_counter() - self._start)
             values = {"train/images_per_second": speed, "train/peak_memory_gb": peak_memory_gb(pl_module.device)}
             for logger in trainer.loggers:
-                logger.log_metrics(values, step=trainer.global_step)
+                logger.log_metrics(values, step=trainer.global_step - 1)  # the index of the step just done
             self._restart()
 
     def _restart(self) -> None:

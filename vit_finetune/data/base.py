@@ -49,8 +49,7 @@ class ImageDataModule(LightningDataModule):
             if value < low or (high is not None and value > high):
                 limits = f"at least {low}" if high is None else f"between {low} and {high}"
                 raise MisconfigurationException(f"--data.{name} is {value}; it must be {limits}.")
-        self.batch_size = batch_size
-        self.num_workers = num_workers
+        self.batch_size, self.num_workers = int(batch_size), int(num_workers)
         self.val_fraction = val_fraction
         self.split_seed = split_seed
         self.shift, self.flip = shift, flip
@@ -98,7 +97,7 @@ class ImageDataModule(LightningDataModule):
 
     def train_dataloader(self) -> DataLoader[Batch]:
         """Returns shuffled batches; the order is a function of the seed and the epoch."""
-        sampler = DistributedSampler(self.sets["train"], seed=_global_seed(), **self._shard())
+        sampler = DistributedSampler(self.sets["train"], seed=_seed(), **self._shard())
         return self._loader("train", sampler)
 
     def val_dataloader(self) -> DataLoader[Batch]:
@@ -140,7 +139,7 @@ class ImageDataModule(LightningDataModule):
         too.
         """
         if self.trainer is not None and self.trainer.training:
-            torch.manual_seed(_step_seed(self.trainer.fit_loop.total_batch_idx + 1, self._shard()["rank"]))
+            torch.manual_seed(_seed(self.trainer.fit_loop.total_batch_idx + 1, self._shard()["rank"]))
             batch["image"] = shift_and_flip(batch["image"], self.shift, self.flip)
         return batch
 
@@ -149,11 +148,10 @@ def _as_is(batch: Batch) -> Batch:
     return batch
 
 
-def _global_seed() -> int:
-    """The seed of ``--seed_everything``, which Lightning hands on to all processes in this variable."""
-    return int(os.environ.get("PL_GLOBAL_SEED", 0))
+def _seed(*position: int) -> int:
+    """A seed for a place in the run, independent of those for all other places and global seeds.
 
-
-def _step_seed(step: int, rank: int) -> int:
-    """Independent 64-bit seeds for all (seed, step, rank)."""
-    return int(np.random.SeedSequence((_global_seed(), step, rank)).generate_state(1, np.uint64)[0] >> 1)
+    The global seed is that of ``--seed_everything``, which Lightning hands on to all processes in a variable.
+    """
+    entropy = (int(os.environ.get("PL_GLOBAL_SEED", 0)), *position)
+    return int(np.random.SeedSequence(entropy).generate_state(1)[0])

@@ -1,0 +1,139 @@
+"""Generated pictures in the true layouts, a tiny model, and the real command line in process."""
+
+import hashlib
+import pickle
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torchvision import datasets
+
+from vit_finetune import main
+
+REPOSITORY = Path(__file__).parent.parent
+TINY_KWARGS = {"patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 2}
+TINY_MODEL = [
+    "--model.name=vit_tiny_patch16_224",
+    "--model.pretrained=false",
+    "--model.img_size=32",
+    f"--model.timm_kwargs={TINY_KWARGS}",
+]
+CPU = ["--trainer.accelerator=cpu", "--trainer.devices=1"]
+TINY = [*TINY_MODEL, *CPU, "--trainer.max_epochs=1", "--data.batch_size=4"]
+
+
+@pytest.fixture(autouse=True)
+def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Each test works in its own folder, without network, and leaves no seed behind."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    monkeypatch.setattr("sys.argv", ["vit-finetune"])
+    yield
+    monkeypatch.delenv("PL_GLOBAL_SEED", raising=False)
+
+
+@pytest.fixture
+def fails(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Runs a command that must be refused; returns the one message, its first line starting with ``error:``."""
+
+    def run(*args: str) -> str:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as stop:
+            main(list(args))
+        assert stop.value.code == 2
+        text = capsys.readouterr().err
+        assert text.count("error: ") == 1 and "Traceback" not in text
+        return text[text.index("error: ") :]
+
+    return run
+
+
+def picture(channel: int, generator: np.random.Generator, side: int = 40) -> Image.Image:
+    """Noise with one bright channel: red, green and blue are the classes a, b and c."""
+    pixels = generator.integers(0, 60, (side, side, 3), dtype=np.uint8)
+    pixels[..., channel] += 150
+    return Image.fromarray(pixels)
+
+
+def make_tree(root: Path, counts: dict[str, int], side: int = 40, seed: int = 0) -> Path:
+    """Writes ``root/<split>/{a,b,c}/NN.png`` with that many pictures a class; the split ``""`` is the root itself."""
+    generator = np.random.default_rng(seed)
+    for split, count in counts.items():
+        for channel, name in enumerate("abc"):
+            folder = root / split / name
+            folder.mkdir(parents=True)
+            for number in range(count):
+                picture(channel, generator, side).save(folder / f"{number:02d}.png")
+    return root
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """18 training, 9 validation and 9 test pictures, 40 by 40 pixels, three classes."""
+    return make_tree(tmp_path / "pictures", {"train": 6, "val": 3, "test": 3})
+
+
+@pytest.fixture
+def folder_args(tree: Path) -> list[str]:
+    """Options that train the tiny model on that tree for one epoch of five batches."""
+    return [*TINY, "--data=ImageFolder", f"--data.root={tree}"]
+
+
+@pytest.fixture
+def cifar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """CIFAR-10's own files with 100 training and 20 test pictures, and checksums to match."""
+    root = tmp_path / "cifar"
+    base = root / "cifar-10-batches-py"
+    base.mkdir(parents=True)
+    generator = np.random.default_rng(0)
+    sums = {}
+    for name in [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]:
+        entry: dict[str, Any] = {
+            "data": generator.integers(0, 256, (20, 3072), dtype=np.uint8),
+            "labels": [i % 10 for i in range(20)],
+        }
+        sums[name] = _write(base / name, entry)
+    meta = _write(base / "batches.meta", {"label_names": list("abcdefghij")})
+    monkeypatch.setattr(datasets.CIFAR10, "train_list", [[n, s] for n, s in sums.items() if n != "test_batch"])
+    monkeypatch.setattr(datasets.CIFAR10, "test_list", [["test_batch", sums["test_batch"]]])
+    monkeypatch.setattr(
+        datasets.CIFAR10, "meta", {"filename": "batches.meta", "key": "label_names", "md5": meta}
+    )
+    return root
+
+
+def _write(path: Path, entry: dict[str, Any]) -> str:
+    content = pickle.dumps(entry)
+    path.write_bytes(content)
+    return hashlib.md5(content).hexdigest()
+
+
+def only(folder: Path, pattern: str) -> Path:
+    """The one file that matches."""
+    found = sorted(folder.rglob(pattern))
+    assert len(found) == 1, found
+    return found[0]
+
+
+def scalars(run: Path) -> dict[str, list[tuple[int, float]]]:
+    """Tag to (step, value) pairs of the one event file below a folder."""
+    events = EventAccumulator(str(only(run, "events.out.tfevents.*")), size_guidance={"scalars": 0})
+    events.Reload()
+    return {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+
+
+def weights(checkpoint: Path) -> dict[str, torch.Tensor]:
+    """The state dict of a checkpoint."""
+    state: dict[str, torch.Tensor] = torch.load(checkpoint, weights_only=True)["state_dict"]
+    return state
+
+
+def equal(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
+    """Whether two state dicts are equal to the last bit."""
+    return left.keys() == right.keys() and all(torch.equal(left[key], right[key]) for key in left)

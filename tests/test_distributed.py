@@ -1,0 +1,104 @@
+"""Two real processes over gloo, started as a user starts them."""
+
+import csv
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.conftest import REPOSITORY, TINY_MODEL, make_tree, only, picture, scalars, weights
+from vit_finetune import main
+
+DDP = ["--trainer.accelerator=cpu", "--trainer.devices=2", "--trainer.strategy=ddp"]
+LIMIT = 120  # seconds after which a hang counts as a failure
+
+
+def run(*args: str, folder: Path) -> str:
+    """Runs ``python -m vit_finetune`` in a process of its own; returns what it printed."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PL_")}
+    environment |= {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "vit_finetune", *args]
+    done = subprocess.run(
+        command, cwd=folder, env=environment, timeout=LIMIT, check=False, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, text=True,
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> Path:
+    """A checkpoint that tells red from green from blue, and five test pictures of which one lies in the wrong folder."""
+    tree = make_tree(tmp_path / "pictures", {"train": 6, "val": 3})
+    options = [*TINY_MODEL, "--trainer.accelerator=cpu", "--data=ImageFolder", f"--data.root={tree}"]
+    main(["fit", *options, "--data.batch_size=4", "--trainer.max_epochs=8", "--model.lr=0.01"])
+    generator = np.random.default_rng(5)
+    for name, channel in (("a/0", 0), ("a/1", 0), ("b/2", 0), ("c/3", 2), ("c/4", 2)):
+        path = tmp_path / "five" / "test" / f"{name}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        picture(channel, generator).save(path)
+    return only(tmp_path / "runs", "best-*.ckpt")
+
+
+def test_each_picture_is_scored_and_predicted_once(trained: Path, tmp_path: Path) -> None:
+    """Five pictures, one wrong: 0.8 on one process and on two, and the same table of predictions."""
+    options = [f"--ckpt_path={trained}", f"--data.root={tmp_path / 'five'}", "--data.batch_size=1"]
+    tables = []
+    for devices in (["--trainer.accelerator=cpu", "--trainer.devices=1"], DDP):
+        out = run("test", *options, *devices, folder=tmp_path)
+        row = next(line for line in out.splitlines() if "test/acc" in line)
+        assert "0.8" in row and "0.83" not in row, row
+        run("predict", *options, *devices, folder=tmp_path)
+        newest = max(tmp_path.rglob("predictions*.csv"), key=lambda path: path.stat().st_mtime_ns)
+        tables.append(list(csv.reader(newest.open(encoding="utf-8"))))
+    assert len(tables[0]) == 6
+    assert [row[:2] for row in tables[0]] == [row[:2] for row in tables[1]]
+    for left, right in zip(tables[0][1:], tables[1][1:], strict=True):
+        assert np.allclose([float(x) for x in left[2:]], [float(x) for x in right[2:]], atol=1e-5)
+
+
+def test_two_processes_equal_one_on_the_same_global_batch(tmp_path: Path) -> None:
+    """DDP on two processes of batch 3 against one process of batch 6: equal weights but for the order of sums."""
+    tree = make_tree(tmp_path / "pictures", {"train": 6, "val": 3})
+    options = [*TINY_MODEL, "--data=ImageFolder", f"--data.root={tree}", "--trainer.max_epochs=2", "--data.shift=0"]
+    options += ["--data.flip=false", "--model.optimizer=sgd", "--model.lr=0.05"]
+    one = ["--trainer.accelerator=cpu", "--trainer.devices=1", "--data.batch_size=6", "--experiment=one"]
+    run("fit", *options, *one, folder=tmp_path)
+    run("fit", *options, *DDP, "--data.batch_size=3", "--experiment=two", folder=tmp_path)
+    left, right = (weights(only(tmp_path / "runs" / name, "last.ckpt")) for name in ("one", "two"))
+    for key, value in left.items():
+        torch.testing.assert_close(value, right[key], atol=1e-5, rtol=1e-4, msg=key)
+    tags = [scalars(tmp_path / "runs" / name) for name in ("one", "two")]  # and one event file each
+    for name in ("train/loss", "val/loss", "val/acc", "train/acc"):
+        assert [v for _, v in tags[0][name]] == pytest.approx([v for _, v in tags[1][name]], abs=1e-4), name
+    assert sorted(path.name for path in (tmp_path / "runs" / "two").iterdir()) == ["version_0"]
+
+
+@pytest.mark.slow
+def test_frozen_backbone_needs_no_special_strategy(tmp_path: Path) -> None:
+    tree = make_tree(tmp_path / "pictures", {"train": 6, "val": 3})
+    options = [*TINY_MODEL, "--data=ImageFolder", f"--data.root={tree}", "--trainer.max_epochs=1"]
+    run("fit", *options, *DDP, "--model.freeze_backbone=true", "--data.batch_size=3", folder=tmp_path)
+
+
+def test_interrupt_ends_with_a_code(tmp_path: Path) -> None:
+    """Ctrl+C: the code is not 0 and the last finished epoch can be loaded."""
+    tree = make_tree(tmp_path / "pictures", {"train": 6, "val": 3})
+    command = [sys.executable, "-m", "vit_finetune", "fit", *TINY_MODEL, "--trainer.accelerator=cpu"]
+    command += ["--data=ImageFolder", f"--data.root={tree}", "--trainer.max_epochs=100000", "--data.batch_size=4"]
+    process = subprocess.Popen(
+        command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(REPOSITORY)}, stdout=subprocess.DEVNULL
+    )
+    deadline = time.monotonic() + LIMIT
+    while not list(tmp_path.rglob("last.ckpt")):
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(LIMIT) != 0
+    torch.load(only(tmp_path, "last.ckpt"), weights_only=True)

@@ -1,0 +1,130 @@
+"""Metrics, losses and logs with exact values."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.conftest import CPU, TINY, TINY_KWARGS, make_tree, scalars
+from vit_finetune import ViTClassifier, main
+from vit_finetune.scores import Scores
+
+
+def model(**options: object) -> ViTClassifier:
+    module = ViTClassifier(
+        "vit_tiny_patch16_224", 32, pretrained=False, timm_kwargs=TINY_KWARGS, class_names=list("abc"), **options
+    )
+    module.configure_model()
+    return module
+
+
+def batch(logits: torch.Tensor, labels: list[int], fillers: int = 0) -> dict[str, torch.Tensor]:
+    index = [*range(len(labels) - fillers), *[-1] * fillers]
+    return {"image": logits, "label": torch.tensor(labels), "index": torch.tensor(index)}
+
+
+@pytest.fixture
+def echo(monkeypatch: pytest.MonkeyPatch) -> ViTClassifier:
+    """A module whose network returns its input, so that tests choose the logits."""
+    module = model(label_smoothing=0.1)
+    monkeypatch.setattr(ViTClassifier, "forward", lambda self, images: images)
+    return module
+
+
+def test_uneven_last_batch_counts_pictures_not_batches(echo: ViTClassifier) -> None:
+    right = torch.eye(3)[[0, 1, 2, 0]] * 50
+    echo.validation_step(batch(right, [0, 1, 2, 0]), 0)
+    echo.validation_step(batch(right[:1], [1]), 1)  # the single last picture is wrong
+    scores = echo.scores["val_"]
+    assert scores.accuracy["acc"].compute() == pytest.approx(0.8)
+    assert scores.loss.compute() == pytest.approx(50 / 5)
+
+
+def test_fillers_are_not_counted(echo: ViTClassifier) -> None:
+    logits = torch.eye(3)[[0, 1, 2]] * 50
+    echo.test_step(batch(logits, [0, 1, -1], fillers=1), 0)
+    echo.test_step(batch(logits, [-1, -1, -1], fillers=3), 1)
+    assert echo.scores["test_"].accuracy["acc"].compute() == 1.0
+
+
+def test_label_smoothing_is_for_training_only(echo: ViTClassifier) -> None:
+    perfect = torch.eye(3) * 50
+    echo.validation_step(batch(perfect, [0, 1, 2]), 0)
+    assert echo.scores["val_"].loss.compute() == pytest.approx(0, abs=1e-6)
+    smoothed = F.cross_entropy(perfect, torch.arange(3), label_smoothing=0.1)
+    assert smoothed > 1
+
+
+def test_top5_where_there_are_more_than_five_classes() -> None:
+    assert set(Scores(5).accuracy.keys()) == {"acc"}
+    scores = Scores(6)
+    logits = torch.arange(6.0).repeat(6, 1)
+    scores.add(torch.zeros(6), logits, torch.arange(6))
+    assert scores.accuracy["acc"].compute() == pytest.approx(1 / 6)
+    assert scores.accuracy["acc_top5"].compute() == pytest.approx(5 / 6)
+
+
+def test_logged_epoch_metrics_equal_a_hand_count(tmp_path: Path) -> None:
+    """A rate of zero keeps the weights, so that the epoch's means can be counted again afterwards."""
+    tree = make_tree(tmp_path / "pictures", {"train": 6, "val": 3}, side=32)
+    frozen = ["--model.lr=0", "--model.min_lr=0", "--data.shift=0", "--data.flip=false", "--trainer.val_check_interval=2"]
+    main(["fit", *TINY, "--data=ImageFolder", f"--data.root={tree}", *frozen, "--trainer.log_every_n_steps=2"])
+    run = tmp_path / "runs"
+    module = ViTClassifier.load_from_checkpoint(next(run.rglob("last.ckpt"))).eval()
+    from vit_finetune import ImageFolder
+
+    data = ImageFolder(str(tree))
+    data.setup("fit")
+    tags = scalars(run)
+    for split in ("train", "val"):
+        pictures = data.sets[split]
+        with torch.no_grad():
+            logits = module(pictures.images)
+        assert tags[f"{split}/loss"][-1][1] == pytest.approx(float(F.cross_entropy(logits, pictures.labels)), abs=1e-5)
+        accuracy = (logits.argmax(1) == pictures.labels).float().mean()
+        assert tags[f"{split}/acc"][-1][1] == pytest.approx(float(accuracy), abs=1e-6)
+    assert [step for step, _ in tags["val/acc"]] == [1, 3]
+    assert [step for step, _ in tags["train/loss_step"]] == [1, 3, 4]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [["--model.grad_checkpointing=true"], ["--trainer.precision=bf16-true"], ["--trainer.gradient_clip_val=1"]]
+    + [["--trainer.gradient_clip_val=1", "--trainer.precision=bf16-mixed"], ["--model.optimizer=sgd"]]
+    + [["--trainer.precision=64-true"], ["--trainer.accumulate_grad_batches=2"]],
+)
+def test_variants_train(folder_args: list[str], tmp_path: Path, options: list[str]) -> None:
+    main(["fit", *folder_args, *options])
+    loss = scalars(tmp_path / "runs")["train/loss"][-1][1]
+    assert 0.5 < loss < 2.0
+
+
+def test_no_end_is_refused(folder_args: list[str], fails: object) -> None:
+    assert "A schedule needs an end" in fails("fit", *folder_args, "--trainer.max_epochs=-1")  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("limit", [20, 120])
+def test_scalar_reads(limit: int, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """At most 0.1 scalar reads a step in steady state: on a GPU each one waits for the device."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Reads(TorchDispatchMode):
+        count = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN204
+            self.count += func is torch.ops.aten._local_scalar_dense.default
+            return func(*args, **(kwargs or {}))
+
+    counts = request.config.stash.setdefault(READS, {})
+    with Reads() as reads:
+        main(
+            ["fit", *TINY[:4], *CPU, "--data=Shapes", "--data.train_size=600", "--data.batch_size=4"]
+            + ["--trainer.max_epochs=1", f"--trainer.limit_train_batches={limit}", "--trainer.limit_val_batches=1"]
+        )
+    counts[limit] = reads.count
+    if len(counts) == 2:
+        assert (counts[120] - counts[20]) / 100 <= 0.1
+
+
+READS = pytest.StashKey[dict[int, int]]()

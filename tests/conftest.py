@@ -102,9 +102,7 @@ def cifar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     meta = _write(base / "batches.meta", {"label_names": list("abcdefghij")})
     monkeypatch.setattr(datasets.CIFAR10, "train_list", [[n, s] for n, s in sums.items() if n != "test_batch"])
     monkeypatch.setattr(datasets.CIFAR10, "test_list", [["test_batch", sums["test_batch"]]])
-    monkeypatch.setattr(
-        datasets.CIFAR10, "meta", {"filename": "batches.meta", "key": "label_names", "md5": meta}
-    )
+    monkeypatch.setattr(datasets.CIFAR10, "meta", {"filename": "batches.meta", "key": "label_names", "md5": meta})
     return root
 
 

@@ -29,7 +29,10 @@ def test_best_holds_weights_only_and_last_everything(run: Path) -> None:
         extra = checkpoint["vit_finetune"]
         assert extra["class_names"] == ["a", "b", "c"]
         assert extra["preprocessing"] == {
-            "size": (32, 32), "mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5), "interpolation": "bicubic",
+            "size": (32, 32),
+            "mean": (0.5, 0.5, 0.5),
+            "std": (0.5, 0.5, 0.5),
+            "interpolation": "bicubic",
         }
         assert len(extra["split_fingerprint"]) == 16
         assert checkpoint["hyper_parameters"]["class_names"] == ["a", "b", "c"]
@@ -177,12 +180,16 @@ def test_resumed_at_an_epochs_end_equals_uninterrupted(tmp_path: Path) -> None:
         main(["fit", *options, f"--experiment={name}"])
     main(["fit", *options, "--experiment=other", "--seed_everything=1"])
     # Stopped by the time limit's own means after two epochs, the schedule still that of four.
-    main(["fit", *options, "--experiment=parts", "--trainer.limit_train_batches=5", "--trainer.max_epochs=4"]
-         + ["--trainer.callbacks=tests.test_checkpoints.StopAfterTwo"])
+    main(
+        ["fit", *options, "--experiment=parts", "--trainer.limit_train_batches=5", "--trainer.max_epochs=4"]
+        + ["--trainer.callbacks=tests.test_checkpoints.StopAfterTwo"]
+    )
     last = only(tmp_path / "runs" / "parts", "last.ckpt")
     assert torch.load(last, weights_only=True)["global_step"] == 10
     main(["fit", *options, f"--ckpt_path={last}"])
-    final = {name: weights(only(tmp_path / "runs" / name, "last.ckpt")) for name in ("whole", "again", "other", "parts")}
+    final = {
+        name: weights(only(tmp_path / "runs" / name, "last.ckpt")) for name in ("whole", "again", "other", "parts")
+    }
     assert equal(final["whole"], final["again"]) and equal(final["whole"], final["parts"])
     assert not equal(final["whole"], final["other"])
 

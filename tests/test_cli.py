@@ -31,7 +31,9 @@ def test_help_explains_data_sets(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["fit", "--data.help", "ImageFolder"])
     text = capsys.readouterr().out
-    assert "--data.root" in text and "Share of each class that is held out" in re.sub(r"\s+", " ", text).replace("share", "Share")
+    assert "--data.root" in text and "Share of each class that is held out" in re.sub(r"\s+", " ", text).replace(
+        "share", "Share"
+    )
 
 
 def test_completion_script(capsys: pytest.CaptureFixture[str]) -> None:
@@ -71,7 +73,10 @@ def test_environment_variables(capsys: pytest.CaptureFixture[str], monkeypatch: 
         (["--model.learning_rate=1"], r"no option --model.learning_rate. Similar: .*--model.lr"),
         (["--data.batchsize=4"], r"no option --data.batchsize. Similar: --data.batch_size"),
         (["--data=ImageFolder", "--data.rot=x"], r"no option --data.rot. Similar: --data.root"),
-        (["--data=ImagFolder"], r"no data set 'ImagFolder'. Allowed: CIFAR10, ImageFolder, Shapes. Similar: ImageFolder"),
+        (
+            ["--data=ImagFolder"],
+            r"no data set 'ImagFolder'. Allowed: CIFAR10, ImageFolder, Shapes. Similar: ImageFolder",
+        ),
         (["--data.batch_size=many"], r"--data.batch_size: 'many' is not allowed. Allowed: a whole number"),
         (["--model.lr=fast"], r"--model.lr: 'fast' is not allowed. Allowed: a number"),
         (["--model.img_size=1.5"], r"--model.img_size: '1.5' is not allowed. Allowed: a whole number, null"),
@@ -104,7 +109,9 @@ def test_evaluation_needs_a_checkpoint(command: str, fails: Callable[..., str]) 
     assert f"{command} needs a trained model: --ckpt_path best, last, or a file" in fails(command, *TINY)
 
 
-def test_offline_start_names_everything_that_is_missing(fails: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offline_start_names_everything_that_is_missing(
+    fails: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     from torchvision import datasets
 
     monkeypatch.setattr(datasets.CIFAR10, "url", "http://127.0.0.1:9/cifar-10-python.tar.gz")
@@ -117,7 +124,9 @@ def test_offline_start_names_everything_that_is_missing(fails: Callable[..., str
     assert not Path("runs").exists() and not Path("data").exists()
 
 
-def test_a_run_leaves_what_was_promised(folder_args: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_leaves_what_was_promised(
+    folder_args: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     main(["fit", *folder_args, "--trainer.max_epochs=2"])
     out = capsys.readouterr().out
     run = tmp_path / "runs" / "imagefolder" / "version_0"
@@ -179,7 +188,9 @@ def test_predict_leaves_a_table(folder_args: list[str], tmp_path: Path, capsys: 
         path = only(tmp_path, f"predictions{number}.csv")
         assert str(path.relative_to(tmp_path)) in capsys.readouterr().out
         rows = list(csv.DictReader(path.open(encoding="utf-8")))
-        assert [row["path"] for row in rows] == [str(tmp_path / "pictures" / "test" / c / f"{i:02d}.png") for c in "abc" for i in range(3)]
+        assert [row["path"] for row in rows] == [
+            str(tmp_path / "pictures" / "test" / c / f"{i:02d}.png") for c in "abc" for i in range(3)
+        ]
         for row in rows:
             parts = [float(row[f"p({name})"]) for name in "abc"]
             assert sum(parts) == pytest.approx(1, abs=1e-3) and float(row["probability"]) == max(parts)

@@ -107,9 +107,7 @@ def test_read_only_root_and_no_network_when_complete(cifar: Path, monkeypatch: p
 
 @pytest.mark.parametrize("download", [True, False])
 @pytest.mark.parametrize("state", ["absent", "junk archive", "half"])
-def test_missing_cifar_is_explained(
-    cifar: Path, monkeypatch: pytest.MonkeyPatch, download: bool, state: str
-) -> None:
+def test_missing_cifar_is_explained(cifar: Path, monkeypatch: pytest.MonkeyPatch, download: bool, state: str) -> None:
     root = cifar.parent / "empty"
     if state == "junk archive":
         root.mkdir()
@@ -154,7 +152,7 @@ def test_shapes_are_a_function_of_the_seed() -> None:
 
 
 def test_linear_model_fails_on_shapes() -> None:
-    """Ten classes, the pixels' best linear read-out stays below one half on new pictures; see the quickstart for a ViT."""
+    """The pixels' best linear read-out stays below one half on new pictures; see the quickstart for a ViT."""
     data = Shapes(train_size=3000, test_size=1000)
     data.setup("fit")
     data.setup("test")

@@ -25,8 +25,14 @@ def run(*args: str, folder: Path) -> str:
     environment |= {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "vit_finetune", *args]
     done = subprocess.run(
-        command, cwd=folder, env=environment, timeout=LIMIT, check=False, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, text=True,
+        command,
+        cwd=folder,
+        env=environment,
+        timeout=LIMIT,
+        check=False,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
     assert done.returncode == 0, done.stdout
     return done.stdout
@@ -34,7 +40,7 @@ def run(*args: str, folder: Path) -> str:
 
 @pytest.fixture
 def trained(tmp_path: Path) -> Path:
-    """A checkpoint that tells red from green from blue, and five test pictures of which one lies in the wrong folder."""
+    """A checkpoint that tells red from green from blue; of five test pictures one lies in the wrong folder."""
     tree = make_tree(tmp_path / "pictures", {"train": 6, "val": 3})
     options = [*TINY_MODEL, "--trainer.accelerator=cpu", "--data=ImageFolder", f"--data.root={tree}"]
     main(["fit", *options, "--data.batch_size=4", "--trainer.max_epochs=8", "--model.lr=0.01"])

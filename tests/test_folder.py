@@ -88,7 +88,9 @@ def test_empty_training_class_is_refused(tree: Path, left: str | None) -> None:
         path.unlink()
     if left:
         (tree / "train" / "b" / left).write_bytes(b"x")
-    with pytest.raises(MisconfigurationException, match=r"no pictures in the class folder b; accepted types are .*\.png"):
+    with pytest.raises(
+        MisconfigurationException, match=r"no pictures in the class folder b; accepted types are .*\.png"
+    ):
         ImageFolder(str(tree)).setup("fit")
 
 

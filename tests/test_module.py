@@ -36,7 +36,7 @@ def test_uneven_last_batch_counts_pictures_not_batches(echo: ViTClassifier) -> N
     right = torch.eye(3)[[0, 1, 2, 0]] * 50
     echo.validation_step(batch(right, [0, 1, 2, 0]), 0)
     echo.validation_step(batch(right[:1], [1]), 1)  # the single last picture is wrong
-    scores = echo.scores["val_"]
+    scores = echo.val_scores
     assert scores.accuracy["acc"].compute() == pytest.approx(0.8)
     assert scores.loss.compute() == pytest.approx(50 / 5)
 
@@ -45,13 +45,13 @@ def test_fillers_are_not_counted(echo: ViTClassifier) -> None:
     logits = torch.eye(3)[[0, 1, 2]] * 50
     echo.test_step(batch(logits, [0, 1, -1], fillers=1), 0)
     echo.test_step(batch(logits, [-1, -1, -1], fillers=3), 1)
-    assert echo.scores["test_"].accuracy["acc"].compute() == 1.0
+    assert echo.test_scores.accuracy["acc"].compute() == 1.0
 
 
 def test_label_smoothing_is_for_training_only(echo: ViTClassifier) -> None:
     perfect = torch.eye(3) * 50
     echo.validation_step(batch(perfect, [0, 1, 2]), 0)
-    assert echo.scores["val_"].loss.compute() == pytest.approx(0, abs=1e-6)
+    assert echo.val_scores.loss.compute() == pytest.approx(0, abs=1e-6)
     smoothed = F.cross_entropy(perfect, torch.arange(3), label_smoothing=0.1)
     assert smoothed > 1
 
@@ -68,7 +68,13 @@ def test_top5_where_there_are_more_than_five_classes() -> None:
 def test_logged_epoch_metrics_equal_a_hand_count(tmp_path: Path) -> None:
     """A rate of zero keeps the weights, so that the epoch's means can be counted again afterwards."""
     tree = make_tree(tmp_path / "pictures", {"train": 6, "val": 3}, side=32)
-    frozen = ["--model.lr=0", "--model.min_lr=0", "--data.shift=0", "--data.flip=false", "--trainer.val_check_interval=2"]
+    frozen = [
+        "--model.lr=0",
+        "--model.min_lr=0",
+        "--data.shift=0",
+        "--data.flip=false",
+        "--trainer.val_check_interval=2",
+    ]
     main(["fit", *TINY, "--data=ImageFolder", f"--data.root={tree}", *frozen, "--trainer.log_every_n_steps=2"])
     run = tmp_path / "runs"
     module = ViTClassifier.load_from_checkpoint(next(run.rglob("last.ckpt"))).eval()

@@ -14,7 +14,9 @@ from vit_finetune import ViTClassifier, main, network
 NAME = "vit_tiny_patch16_224"
 
 
-def source(tmp_path: Path, suffix: str, img_size: int = 64, num_classes: int = 1000) -> tuple[Path, dict[str, torch.Tensor]]:
+def source(
+    tmp_path: Path, suffix: str, img_size: int = 64, num_classes: int = 1000
+) -> tuple[Path, dict[str, torch.Tensor]]:
     """A file of weights of the tiny network with another head and image size."""
     net = timm.create_model(NAME, img_size=img_size, num_classes=num_classes, **TINY_KWARGS)
     state = {key: torch.randn_like(value) for key, value in net.state_dict().items()}
@@ -24,9 +26,7 @@ def source(tmp_path: Path, suffix: str, img_size: int = 64, num_classes: int = 1
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
-def test_local_weights_of_another_size_and_head(
-    tmp_path: Path, suffix: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_local_weights_of_another_size_and_head(tmp_path: Path, suffix: str, caplog: pytest.LogCaptureFixture) -> None:
     path, state = source(tmp_path, suffix)
     net = network.build(NAME, 3, 32, 0.0, TINY_KWARGS)
     head = net.head.weight.clone()
@@ -92,7 +92,7 @@ def test_impossible_networks_are_refused(name: str, img_size: int | None, messag
 
 
 def test_unknown_timm_argument_is_refused() -> None:
-    with pytest.raises(MisconfigurationException, match="timm_kwargs.*embed_dimm"):
+    with pytest.raises(MisconfigurationException, match=r"timm_kwargs.*embed_dimm"):
         network.build(NAME, 3, 32, 0.0, {"embed_dimm": 24})
 
 

@@ -25,7 +25,9 @@ def names_by_group(net: torch.nn.Module, optimizer: torch.optim.Optimizer) -> li
 def test_norms_biases_tokens_and_positions_are_not_decayed() -> None:
     net = network()
     optimizer = build_optimizer(net, "adamw", 1e-3, 0.05, None, fused=True)
-    by_decay = dict(zip([g["weight_decay"] for g in optimizer.param_groups], names_by_group(net, optimizer), strict=True))
+    by_decay = dict(
+        zip([g["weight_decay"] for g in optimizer.param_groups], names_by_group(net, optimizer), strict=True)
+    )
     assert set(by_decay) == {0.0, 0.05}
     matrices = {n for n, p in net.named_parameters() if p.ndim > 1 and n not in ("cls_token", "pos_embed")}
     assert by_decay[0.05] == matrices

@@ -19,9 +19,7 @@ from vit_finetune.preprocess import Preprocess, resize_matrix
         ("vit_base_patch16_clip_224.openai", (1.9303, 2.0749, 2.1459), (-1.7923, -1.7521, -1.4802)),
     ],
 )
-def test_constants_are_those_of_the_weights(
-    name: str, white: tuple[float, ...], black: tuple[float, ...]
-) -> None:
+def test_constants_are_those_of_the_weights(name: str, white: tuple[float, ...], black: tuple[float, ...]) -> None:
     module = preprocessing(ViTClassifier(name).preprocessing)
     for value, expected in ((255, white), (0, black)):
         pixels = module(torch.full((1, 3, 32, 32), value, dtype=torch.uint8))
@@ -50,9 +48,7 @@ def test_pixels_against_pillow() -> None:
     """fp32: at most 0.3 on average and 8 at the worst, of 255; Pillow clips where the cubic kernel overshoots."""
     pixels = np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8)
     smooth = np.asarray(Image.fromarray(pixels).resize((8, 8), Image.Resampling.BOX).resize((32, 32)))
-    theirs = torch.from_numpy(
-        np.asarray(Image.fromarray(smooth).resize((224, 224), Image.Resampling.BICUBIC)).copy()
-    )
+    theirs = torch.from_numpy(np.asarray(Image.fromarray(smooth).resize((224, 224), Image.Resampling.BICUBIC)).copy())
     batch = torch.from_numpy(smooth.copy()).permute(2, 0, 1)[None]
     module = Preprocess((224, 224), [0, 0, 0], [1 / 255] * 3)
     difference = (module(batch)[0].permute(1, 2, 0) - theirs).abs()

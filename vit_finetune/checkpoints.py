@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import SaveConfigCallback
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 KEYWORDS = {"best": "best-*.ckpt", "last": "last.ckpt"}
 

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from jsonargparse import Namespace, set_parsing_settings
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import TensorBoardLogger
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_only
+from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 import vit_finetune
 from vit_finetune import callbacks, checkpoints, preflight, quiet
@@ -127,7 +127,9 @@ class ViTCLI(LightningCLI):
         self._set_defaults(model | ({"data": data} if data else {}))
         super().parse_arguments(self.parser, args)
         if data and self._options.data.class_path != data["class_path"]:
-            self._set_defaults({"data": DEFAULT_DATA})  # another class is asked for: no option of the old one carries over
+            self._set_defaults(
+                {"data": DEFAULT_DATA}
+            )  # another class is asked for: no option of the old one carries over
             super().parse_arguments(self.parser, args)
         self._options.ckpt_path = str(self.checkpoint_path)
         rank_zero_info(f"checkpoint: {self.checkpoint_path}")
@@ -184,7 +186,7 @@ class ViTCLI(LightningCLI):
     def before_fit(self) -> None:
         """Refuses what cannot work; in one process only, the others would say the same."""
         self.model.fresh = self.checkpoint is None
-        if rank_zero_only.rank == 0:
+        if self.trainer.is_global_zero:
             preflight.check_fit(self.trainer, self.model, self.datamodule, self.checkpoint_path, self.checkpoint)
         self.checkpoint = None  # lets go of the mapped file
 

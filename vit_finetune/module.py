@@ -4,14 +4,15 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningModule
 from lightning.pytorch.plugins.precision import MixedPrecision
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import Tensor, nn
 
 import vit_finetune
 from vit_finetune.data.pictures import Batch
 from vit_finetune.hparams import make_plain
+from vit_finetune.preprocess import Preprocess
 from vit_finetune.scores import Scores
 
 # timm takes a third of a second to import; `--help` reads this file and must not wait for it. What uses timm lives in
@@ -44,6 +45,12 @@ class ViTClassifier(LightningModule):
         compile: Compile the network with torch.compile; takes minutes before the first step.
     """
 
+    net: nn.Module | None
+    preprocess: Preprocess
+    train_scores: Scores
+    val_scores: Scores
+    test_scores: Scores
+
     def __init__(
         self,
         name: str = "vit_base_patch16_224.augreg_in21k",
@@ -70,7 +77,7 @@ class ViTClassifier(LightningModule):
         self.save_hyperparameters(logger=False)
         make_plain(self.hparams)
         self.fresh = True  # False when a checkpoint is about to fill the network, so that no weights are fetched for it
-        self.net: nn.Module | None = None
+        self.net = None
         self._window: list[tuple[Tensor, Tensor, Tensor]] = []  # losses, logits, labels of steps not yet logged
         self.latest: dict[str, float] = {}  # what was logged last within an epoch, for progress displays
 
@@ -122,7 +129,7 @@ class ViTClassifier(LightningModule):
     def _build_network(self, fetch_weights: bool) -> nn.Module:
         from vit_finetune import network
 
-        h = self.hparams
+        h: Any = self.hparams
         if self.class_names is None:
             raise MisconfigurationException("Give the classes: --model.class_names, or data that has them.")
         from_hub = fetch_weights and h.pretrained and not h.weights
@@ -136,7 +143,7 @@ class ViTClassifier(LightningModule):
         if h.compile:
             net.compile()  # in place: wrapping would put a prefix before every key of a checkpoint
         self.preprocess = network.preprocessing(self.preprocessing)
-        self.scores = nn.ModuleDict({f"{stage}_": Scores(len(self.class_names)) for stage in ("train", "val", "test")})
+        self.train_scores, self.val_scores, self.test_scores = (Scores(len(self.class_names)) for _ in range(3))
         return net
 
     def forward(self, images: Tensor) -> Tensor:
@@ -159,7 +166,7 @@ class ViTClassifier(LightningModule):
         logits = self(batch["image"]).float()
         loss = F.cross_entropy(logits, batch["label"], label_smoothing=self.hparams["label_smoothing"])
         self._window.append((loss.detach().expand(len(logits)), logits.detach(), batch["label"]))
-        every = self.trainer.log_every_n_steps
+        every = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
         if self.trainer.is_last_batch or (every and (batch_idx + 1) % every == 0):
             self._log_window(self.global_step)
         return loss
@@ -168,7 +175,7 @@ class ViTClassifier(LightningModule):
         """Feeds the train metrics with the steps since the last call and logs their mean loss and accuracy."""
         if not self._window:
             return
-        window = self.scores["train_"].add(*(torch.cat(column) for column in zip(*self._window, strict=True)))
+        window = self.train_scores.add(*(torch.cat(column) for column in zip(*self._window, strict=True)))
         self._window.clear()
         self.latest = {f"train/{name}_step": float(value) for name, value in window.items()}
         self.latest["train/lr"] = max(group["lr"] for group in self.trainer.optimizers[0].param_groups)
@@ -190,7 +197,7 @@ class ViTClassifier(LightningModule):
     def on_train_epoch_end(self) -> None:
         """Logs loss and accuracy over the whole epoch."""
         self._log_window(self.global_step - 1)  # something is left where --trainer.max_steps cut the epoch short
-        self.scores["train_"].log(self, "train")
+        self.train_scores.log(self, "train")
 
     def configure_optimizers(self) -> Any:
         """Builds optimiser and schedule over the trainer's own estimate of optimiser steps.
@@ -200,7 +207,8 @@ class ViTClassifier(LightningModule):
         """
         from vit_finetune import optim
 
-        h, trainer = self.hparams, self.trainer
+        trainer = self.trainer
+        h: Any = self.hparams
         steps = trainer.estimated_stepping_batches
         if steps == float("inf"):
             raise MisconfigurationException("A schedule needs an end: --trainer.max_epochs or --trainer.max_steps.")
@@ -223,26 +231,26 @@ class ViTClassifier(LightningModule):
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Scores held-out pictures."""
-        self._score("val_", batch)
+        self._score(self.val_scores, batch)
 
     def test_step(self, batch: Batch, batch_idx: int) -> None:
         """Scores test pictures."""
-        self._score("test_", batch)
+        self._score(self.test_scores, batch)
 
-    def _score(self, stage: str, batch: Batch) -> None:
+    def _score(self, scores: Scores, batch: Batch) -> None:
         logits = self(batch["image"]).float()
         real = batch["index"] >= 0  # leaves out the fillers that even out several processes
         logits, labels = logits[real], batch["label"][real]
         losses = F.cross_entropy(logits, labels, reduction="none")
-        self.scores[stage].add(losses, logits, labels)
+        scores.add(losses, logits, labels)
 
     def on_validation_epoch_end(self) -> None:
         """Logs ``val/loss``, ``val/acc`` and, with more than five classes, ``val/acc_top5``."""
-        self.scores["val_"].log(self, "val")
+        self.val_scores.log(self, "val")
 
     def on_test_epoch_end(self) -> None:
         """Logs the same for ``test/``."""
-        self.scores["test_"].log(self, "test")
+        self.test_scores.log(self, "test")
 
     def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
         """Returns ``index`` int64 ``(B,)``, -1 for fillers, and ``probability`` float32 ``(B, C)``."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import timm
 import torch
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch import Tensor, nn
 
@@ -65,7 +65,7 @@ def check_name(name: str) -> None:
         )
 
 
-def _check_patches(name: str, net: nn.Module) -> None:
+def _check_patches(name: str, net: Any) -> None:
     size, patch = net.patch_embed.img_size, net.patch_embed.patch_size
     if size is not None and any(s % p for s, p in zip(size, patch, strict=True)):
         below, above = (size[0] // patch[0]) * patch[0], (size[0] // patch[0] + 1) * patch[0]
@@ -76,7 +76,11 @@ def _check_patches(name: str, net: nn.Module) -> None:
 
 
 def data_config(
-    name: str, img_size: int | None, timm_kwargs: dict[str, Any] | None, mean: list[float] | None, std: list[float] | None
+    name: str,
+    img_size: int | None,
+    timm_kwargs: dict[str, Any] | None,
+    mean: list[float] | None,
+    std: list[float] | None,
 ) -> dict[str, Any]:
     """Input format that the weights of this name were trained for, as timm records it.
 
@@ -207,4 +211,4 @@ def choose_attention(net: nn.Module, device: torch.device, precision: str) -> No
     slow = device.type == "cpu" and "16" in precision
     for module in net.modules():
         if hasattr(module, "fused_attn"):
-            module.fused_attn = not slow and timm.layers.use_fused_attn()
+            setattr(module, "fused_attn", not slow and timm.layers.use_fused_attn())  # noqa: B010

@@ -5,7 +5,7 @@ import inspect
 from typing import Any
 
 import timm.optim
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from timm.scheduler import CosineLRScheduler
 from torch import nn
 from torch.optim import Optimizer
@@ -30,10 +30,12 @@ def build_optimizer(
     Raises:
         MisconfigurationException: The optimiser is unknown; similar names are given.
     """
-    known = timm.optim.list_optimizers()
+    known = [str(optimizer) for optimizer in timm.optim.list_optimizers()]
     if name not in known:
         near = difflib.get_close_matches(name, known, 4, 0.4) or known
-        raise MisconfigurationException(f"--model.optimizer {name!r} is not a timm optimiser. Similar: {', '.join(near)}.")
+        raise MisconfigurationException(
+            f"--model.optimizer {name!r} is not a timm optimiser. Similar: {', '.join(near)}."
+        )
     accepted = inspect.signature(timm.optim.get_optimizer_class(name)).parameters
     options: dict[str, Any] = {"fused": True} if fused and "fused" in accepted else {}
     return timm.optim.create_optimizer_v2(
@@ -41,7 +43,7 @@ def build_optimizer(
     )
 
 
-class WarmupCosine(CosineLRScheduler):  # type: ignore[misc]
+class WarmupCosine(CosineLRScheduler):
     """Linear warm-up to the optimiser's rate, then a half cosine down to ``min_lr`` at the last optimiser step.
 
     The rate is a function of the step alone and keeps no state: a resumed run with a new length or rate follows the

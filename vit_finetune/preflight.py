@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from vit_finetune import checkpoints
 from vit_finetune.data import ImageDataModule

@@ -7,9 +7,13 @@ import warnings
 def filter_library_chatter() -> None:
     """Silences known messages; everything else stays."""
     # Advertisements for other products, and a device that hardly any reader has.
-    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(_Drop("litlogger", "litmodels", "TPU available"))
+    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(
+        _Drop("litlogger", "litmodels", "TPU available")
+    )
     # Lightning reads the length of the data for the schedule; nothing is wrong.
-    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(_Drop("to estimate number of stepping batches"))
+    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(
+        _Drop("to estimate number of stepping batches")
+    )
     # The table of parameters estimates megabytes in 32 bits whatever the precision.
     warnings.filterwarnings("ignore", message=".*is not supported by the model summary.*")
     # Lightning's own use of a function that PyTorch is about to rename.

@@ -80,7 +80,12 @@ def _data_problem(message: str) -> str:
 
 def _options(parser: LightningArgumentParser) -> set[str]:
     """All option names of a command, those of the data sets included."""
-    names = {option for action in parser._actions for option in action.option_strings if option.startswith("--") and not option.endswith("+")}
+    names = {
+        option
+        for action in parser._actions
+        for option in action.option_strings
+        if option.startswith("--") and not option.endswith("+")
+    }
     for base in _subclasses(ImageDataModule).values():
         names |= {f"--data.{name}" for name in _init_options(f"{base.__module__}.{base.__name__}")}
     return names
@@ -116,7 +121,7 @@ def _init_options(class_path: str) -> dict[str, Any]:
 
 
 def _subclasses(base: type) -> dict[str, type]:
-    found = {}
+    found: dict[str, type] = {}
     for child in base.__subclasses__():
         found |= {child.__name__: child} | _subclasses(child)
     return found
@@ -131,5 +136,3 @@ def _condense(message: str) -> str:
     skip = ("Does not validate", "Subtypes", "Errors:", "Given value type", "- Expected a <class 'NoneType'>")
     lines = [line.strip() for line in message.splitlines()]
     return " ".join(line.lstrip("- ") for line in lines if line and not line.startswith(skip)).rstrip(".") + "."
-
-

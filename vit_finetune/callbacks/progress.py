@@ -53,7 +53,9 @@ class PlainProgress(ProgressBar):
         """Prints a line if the last one is old enough."""
         if time.monotonic() >= self._next:
             self._next = time.monotonic() + LINE_EVERY
-            self._print(trainer, f"step {batch_idx + 1}/{trainer.num_training_batches}", ("train/loss_step", "train/lr"))
+            self._print(
+                trainer, f"step {batch_idx + 1}/{trainer.num_training_batches}", ("train/loss_step", "train/lr")
+            )
 
     def on_train_end(self, trainer: Trainer, *_: Any) -> None:
         """Prints the last epoch."""

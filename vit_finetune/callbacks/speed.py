@@ -35,7 +35,7 @@ class SpeedMonitor(Callback):
     ) -> None:
         """Counts the batch; logs at the logging interval and at the epoch's end."""
         self._images += len(batch["label"])
-        every = trainer.log_every_n_steps
+        every = trainer.log_every_n_steps  # type: ignore[attr-defined]
         if (every and (batch_idx + 1) % every == 0) or trainer.is_last_batch:
             speed = self._images * trainer.world_size / (time.perf_counter() - self._start)
             values = {"train/images_per_second": speed, "train/peak_memory_gb": peak_memory_gb(pl_module.device)}

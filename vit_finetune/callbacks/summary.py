@@ -27,9 +27,11 @@ class RunSummary(Callback):
             return
         options = {f"model/{key}": value for key, value in pl_module.hparams.items() if not key.startswith("_")}
         data: Any = getattr(trainer, "datamodule", None)
-        options |= {f"data/{key}": value for key, value in (data.hparams if data else {}).items() if key != "_instantiator"}
+        options |= {
+            f"data/{key}": value for key, value in (data.hparams if data else {}).items() if key != "_instantiator"
+        }
         options |= {"precision": str(trainer.precision), "world_size": trainer.world_size}
-        options["seed"] = int(os.environ.get("PL_GLOBAL_SEED", 0))
+        options["seed"] = int(os.environ.get("PL_GLOBAL_SEED", "0"))
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoardLogger):
                 logger.log_hyperparams(options, {f"best/{best.monitor}": float(best.best_model_score)})
@@ -37,7 +39,7 @@ class RunSummary(Callback):
     @rank_zero_only
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Prints the best metric, its epoch, the files, and the next commands."""
-        if trainer.fast_dev_run:
+        if trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         best = _best(trainer)
         lines = []

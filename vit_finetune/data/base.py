@@ -2,11 +2,12 @@
 
 import hashlib
 import os
+from typing import Any
 
 import numpy as np
 import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningDataModule
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch.utils.data import DataLoader, DistributedSampler
 
 from vit_finetune.augment import shift_and_flip
@@ -97,7 +98,7 @@ class ImageDataModule(LightningDataModule):
 
     def train_dataloader(self) -> DataLoader[Batch]:
         """Returns shuffled batches; the order is a function of the seed and the epoch."""
-        sampler = DistributedSampler(self.sets["train"], seed=_seed(), **self._shard())
+        sampler: DistributedSampler[Any] = DistributedSampler(self.sets["train"], seed=_seed(), **self._shard())
         return self._loader("train", sampler)
 
     def val_dataloader(self) -> DataLoader[Batch]:
@@ -112,7 +113,7 @@ class ImageDataModule(LightningDataModule):
         """Returns the pictures to predict, each once."""
         return self._loader("predict")
 
-    def _loader(self, name: str, sampler: "DistributedSampler[Batch] | None" = None) -> DataLoader[Batch]:
+    def _loader(self, name: str, sampler: "DistributedSampler[Any] | None" = None) -> DataLoader[Batch]:
         pictures = self.sets[name]
         return DataLoader(
             pictures,
@@ -124,7 +125,7 @@ class ImageDataModule(LightningDataModule):
             pin_memory=torch.cuda.is_available(),
         )
 
-    def _shard(self) -> dict[str, int]:
+    def _shard(self) -> dict[str, Any]:
         """Which share of the pictures this process works on; the same for the ranks of one tensor-parallel group."""
         kwargs = self.trainer.distributed_sampler_kwargs if self.trainer else None
         return kwargs or {"num_replicas": 1, "rank": 0}
@@ -144,7 +145,8 @@ class ImageDataModule(LightningDataModule):
         return batch
 
 
-def _as_is(batch: Batch) -> Batch:
+def _as_is(batch: Any) -> Any:
+    """Stands in for collation: the set hands out whole batches."""
     return batch
 
 
@@ -153,5 +155,5 @@ def _seed(*position: int) -> int:
 
     The global seed is that of ``--seed_everything``, which Lightning hands on to all processes in a variable.
     """
-    entropy = (int(os.environ.get("PL_GLOBAL_SEED", 0)), *position)
+    entropy = (int(os.environ.get("PL_GLOBAL_SEED", "0")), *position)
     return int(np.random.SeedSequence(entropy).generate_state(1)[0])

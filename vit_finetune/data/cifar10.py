@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from filelock import FileLock
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from torchvision import datasets
 
 from vit_finetune.data.base import ImageDataModule
@@ -84,9 +84,7 @@ class CIFAR10(ImageDataModule):
             raise MisconfigurationException(self._explain("it was not prepared")) from error
         images = torch.from_numpy(published.data).permute(0, 3, 1, 2).contiguous()
         split = "train" if train else "test"
-        return MemoryPictures(
-            images, torch.tensor(published.targets), [f"{split}/{i:05d}" for i in range(len(images))]
-        )
+        return MemoryPictures(images, torch.tensor(published.targets), [f"{split}/{i:05d}" for i in range(len(images))])
 
     def _complete(self) -> bool:
         if not self._verified:
@@ -98,8 +96,11 @@ class CIFAR10(ImageDataModule):
         return True
 
     def _explain(self, reason: str) -> str:
-        found = [path.name for path in (self.root / "cifar-10-python.tar.gz", self.root / "cifar-10-batches-py")
-                 if path.exists()]
+        found = [
+            path.name
+            for path in (self.root / "cifar-10-python.tar.gz", self.root / "cifar-10-batches-py")
+            if path.exists()
+        ]
         state = f"has {' and '.join(found)}, incomplete or damaged" if found else "has no cifar-10-batches-py"
         return (
             f"CIFAR-10 is missing: --data.root {self.root} {state}, and {reason}. Either delete what is damaged and "

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from PIL import Image, ImageOps
 from torch import Tensor
 

@@ -3,11 +3,12 @@
 import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch import Tensor
 
@@ -63,7 +64,12 @@ class ImageFolder(ImageDataModule):
     """
 
     def __init__(
-        self, root: str = "data", test_fraction: float = 0.1, size: int | None = None, cache_gb: float = 2.0, **kwargs: Any
+        self,
+        root: str = "data",
+        test_fraction: float = 0.1,
+        size: int | None = None,
+        cache_gb: float = 2.0,
+        **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.root = Path(root)
@@ -107,7 +113,7 @@ class ImageFolder(ImageDataModule):
             rest, test = stratified_holdout(files["all"].labels, self.test_fraction, self.split_seed)
             files = {"train": files["all"].subset(rest), "test": files["all"].subset(test)}
         if "val" not in files and "train" in files and stage != "test":
-            files |= self.hold_out(files["train"])
+            files |= self.hold_out(files["train"])  # type: ignore[arg-type]
         if "test" not in files and "val" in files:
             if stage in ("test", "predict"):
                 rank_zero_info(f"{self.root} has no folder test: these are the pictures of val.")
@@ -155,10 +161,7 @@ class ImageFolder(ImageDataModule):
         side = max(pictures.size or max(read_size(pictures.names[0])) for pictures in files.values())
         if sum(map(len, files.values())) * 3 * side**2 > self.cache_gb * 1e9:
             return dict(files)
-        decoded = {
-            name: _map_files(lambda path, size=pictures.size: decode(path, size), pictures.names, broken)
-            for name, pictures in files.items()
-        }
+        decoded = {name: _map_files(partial(decode, size=p.size), p.names, broken) for name, p in files.items()}
         _refuse(broken)
         return {
             name: MemoryPictures(torch.stack(decoded[name]), pictures.labels, pictures.names)

@@ -1,6 +1,7 @@
 """Sets of labelled pictures that hand out whole batches, and the order in which they are visited."""
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -76,7 +77,7 @@ class MemoryPictures(PictureSet):
         return MemoryPictures(self.images[positions], self.labels[positions], names)
 
 
-class EvenSampler(DistributedSampler[Batch]):
+class EvenSampler(DistributedSampler[Any]):
     """Every picture once and in order, over any number of processes.
 
     The stock sampler evens out the processes by repeating pictures, and a score then counts those twice. This one

@@ -1,6 +1,7 @@
 """Generated pictures in the format of CIFAR-10: no download, yet hard enough to need a network."""
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,7 +31,7 @@ class Shapes(ImageDataModule):
     """
 
     def __init__(
-        self, train_size: int = 10_000, test_size: int = 2_000, noise: float = 0.05, seed: int = 0, **kwargs: object
+        self, train_size: int = 10_000, test_size: int = 2_000, noise: float = 0.05, seed: int = 0, **kwargs: Any
     ) -> None:
         super().__init__(**kwargs)
         self.train_size, self.test_size = train_size, test_size

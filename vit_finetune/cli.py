@@ -159,11 +159,11 @@ class ViTCLI(LightningCLI):
         trainer = options.trainer
         if trainer.logger in (None, True):
             trainer.logger = self._logger(options)
-        extra: list[Callback] = [
-            callbacks.SpeedMonitor(),
-            callbacks.PredictionWriter(),
-            callbacks.RunSummary(trainer.default_root_dir),
-        ]
+        extra: list[Callback] = []  # only what the command needs: each costs some microseconds a step
+        if self.subcommand == "fit":
+            extra += [callbacks.SpeedMonitor(), callbacks.RunSummary(trainer.default_root_dir)]
+        if self.subcommand == "predict":
+            extra.append(callbacks.PredictionWriter())
         given = trainer.callbacks if isinstance(trainer.callbacks, list) else [trainer.callbacks]
         if trainer.enable_progress_bar is not False and not any(isinstance(c, ProgressBar) for c in given):
             extra.append(callbacks.progress_bar())

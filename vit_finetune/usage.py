@@ -122,6 +122,7 @@ def _init_options(class_path: str) -> dict[str, Any]:
 
 def _subclasses(base: type) -> dict[str, type]:
     found: dict[str, type] = {}
+    child: type
     for child in base.__subclasses__():
         found |= {child.__name__: child} | _subclasses(child)
     return found

@@ -1,6 +1,7 @@
 """Generated pictures in the format of CIFAR-10: no download, yet hard enough to need a network."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,9 +19,9 @@ NAMES = ["bar", "crescent", "cross", "disc", "heart", "pentagon", "ring", "squar
 class Shapes(ImageDataModule):
     """Ten kinds of shapes, 32 by 32 pixels in colour, drawn from a seed.
 
-    Place, size, rotation, colours, brightness gradient and noise are random, so neither colour nor any single pixel
-    tells the class and a linear model stays far from a network. Training, validation and test pictures are drawn from
-    different seeds; the same options give the same pictures on every machine.
+    A bright shape on a darker ground; place, size, rotation, colours, brightness gradient and noise are random, so that
+    neither colour nor any single pixel tells the class, and a linear model stays far from a network. Training and test
+    pictures come from different seeds; the same options always give the same pictures.
 
     Args:
         train_size: Number of training pictures, validation included.
@@ -124,7 +125,7 @@ def _heart(x: Tensor, y: Tensor) -> Tensor:
     return torch.minimum(lobes, tip)
 
 
-OUTLINES = (
+OUTLINES: tuple[Callable[[Tensor, Tensor], Tensor], ...] = (
     lambda x, y: _box(x, y, 1.0, 0.28),
     lambda x, y: torch.maximum(_disc(x, y, 0.95), -_disc(x - 0.45, y, 0.75)),
     lambda x, y: torch.minimum(_box(x, y, 1.0, 0.27), _box(x, y, 0.27, 1.0)),

@@ -202,3 +202,10 @@ class StopAfterTwo(Callback):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         trainer.should_stop = trainer.current_epoch == 1
+
+
+def test_resume_on_other_pictures_says_so(run: Path) -> None:
+    last = only(run, "last.ckpt")
+    other = make_tree(run.parent / "other", {"train": 6, "val": 1})
+    with pytest.warns(UserWarning, match="training pictures are not those of the checkpoint"):
+        main(["fit", f"--ckpt_path={last}", *CPU, "--trainer.max_epochs=2", f"--data.root={other}"])

@@ -139,7 +139,10 @@ def test_a_run_leaves_what_was_promised(
     assert sorted(path.name for path in (run / "checkpoints").iterdir()) == [best.name, "last.ckpt"]
     assert re.fullmatch(r"best-epoch0[01]-acc[01]\.\d{4}\.ckpt", best.name)
     assert only(run, "events.*").stat().st_size > 0
-    assert f"best  val/acc {best.stem[-6:]}" in out and f"runs/imagefolder/version_0/checkpoints/{best.name}" in out
+    assert (
+        f"best  val/acc {best.stem[-6:]} in epoch {best.stem[11]}  runs/imagefolder/version_0/checkpoints/{best.name}"
+        in out
+    )
     assert "next  python -m vit_finetune test --ckpt_path best" in out and "tensorboard --logdir runs" in out
     assert re.search(r"epoch 0/1 done  train/loss [\d.]+  train/acc [\d.]+  val/loss [\d.]+  val/acc [\d.]+", out)
     tags = scalars(run)

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningModule
 from lightning.pytorch.plugins.precision import MixedPrecision
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 
 import vit_finetune
@@ -257,6 +258,14 @@ class ViTClassifier(LightningModule):
         return {"index": batch["index"], "probability": self(batch["image"]).float().softmax(-1)}
 
     # Checkpoints
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Says when a resumed run would train on other pictures than before, some of which were held out then."""
+        trainer = self._trainer
+        if trainer is not None and trainer.state.fn == "fit":
+            before = checkpoint.get("vit_finetune", {}).get("split_fingerprint")
+            if before != getattr(trainer.datamodule, "split_fingerprint", None):  # type: ignore[attr-defined]
+                rank_zero_warn("The training pictures are not those of the checkpoint: validation is not comparable.")
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Adds what makes the file usable by itself: classes, input format, which pictures were trained on."""

@@ -3,6 +3,7 @@
 import os
 from typing import Any
 
+import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import TensorBoardLogger
@@ -45,7 +46,8 @@ class RunSummary(Callback):
         lines = []
         if best is not None and best.best_model_path:
             score = f"{best.monitor} {float(best.best_model_score):.4f}" if best.best_model_score is not None else ""
-            lines += [f"best  {score}  {os.path.relpath(best.best_model_path)}"]
+            epoch = torch.load(best.best_model_path, map_location="cpu", weights_only=True, mmap=True)["epoch"]
+            lines += [f"best  {score} in epoch {epoch}  {os.path.relpath(best.best_model_path)}"]
         else:
             lines += ["best  none: no validation took place"]
         for callback in trainer.checkpoint_callbacks:

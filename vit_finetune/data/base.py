@@ -11,7 +11,7 @@ from lightning.pytorch import LightningDataModule
 from torch.utils.data import DataLoader, DistributedSampler
 
 from vit_finetune.augment import shift_and_flip
-from vit_finetune.data.pictures import Batch, EvenSampler, PictureSet, stratified_holdout
+from vit_finetune.data.pictures import Batch, EvenSampler, MemoryPictures, PictureSet, stratified_holdout
 from vit_finetune.hparams import make_plain
 
 STAGES = {"fit": ("train", "val"), "validate": ("val",), "test": ("test",), "predict": ("predict",)}
@@ -22,7 +22,8 @@ class ImageDataModule(LightningDataModule):
 
     Args:
         batch_size: Pictures per batch and device.
-        num_workers: Processes that read ahead. Pictures held in memory need none.
+        num_workers: Processes that read ahead. By default none for pictures held in memory, which need none, and up to
+            eight for files.
         val_fraction: Share of the training pictures, class by class, that is held out for validation.
         split_seed: Decides which pictures are held out; independent of ``--seed_everything``.
         shift: Augmentation: largest random move in each direction, as a share of the picture.
@@ -32,7 +33,7 @@ class ImageDataModule(LightningDataModule):
     def __init__(
         self,
         batch_size: int = 64,
-        num_workers: int = 0,
+        num_workers: int | None = None,
         val_fraction: float = 0.1,
         split_seed: int = 0,
         shift: float = 0.125,
@@ -43,14 +44,15 @@ class ImageDataModule(LightningDataModule):
         make_plain(self.hparams)
         for name, value, low, high in (
             ("batch_size", batch_size, 1, None),
-            ("num_workers", num_workers, 0, None),
+            ("num_workers", num_workers or 0, 0, None),
             ("val_fraction", val_fraction, 0, 1),
             ("shift", shift, 0, 0.99),
         ):
             if value < low or (high is not None and value > high):
                 limits = f"at least {low}" if high is None else f"between {low} and {high}"
                 raise MisconfigurationException(f"--data.{name} is {value}; it must be {limits}.")
-        self.batch_size, self.num_workers = int(batch_size), int(num_workers)
+        self.batch_size = int(batch_size)
+        self.num_workers = num_workers
         self.val_fraction = val_fraction
         self.split_seed = split_seed
         self.shift, self.flip = shift, flip
@@ -115,13 +117,16 @@ class ImageDataModule(LightningDataModule):
 
     def _loader(self, name: str, sampler: "DistributedSampler[Any] | None" = None) -> DataLoader[Batch]:
         pictures = self.sets[name]
+        workers = self.num_workers
+        if workers is None:
+            workers = 0 if isinstance(pictures, MemoryPictures) else min(8, os.cpu_count() or 1)
         return DataLoader(
             pictures,
             batch_size=self.batch_size,
             sampler=sampler or EvenSampler(pictures, **self._shard()),
             collate_fn=_as_is,
-            num_workers=self.num_workers,
-            persistent_workers=self.num_workers > 0,  # starting two workers anew costs about 0.6 s an epoch
+            num_workers=workers,
+            persistent_workers=workers > 0,  # starting two workers anew costs about 0.6 s an epoch
             pin_memory=torch.cuda.is_available(),
         )
 

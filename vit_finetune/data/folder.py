@@ -58,8 +58,8 @@ class ImageFolder(ImageDataModule):
         size: Side in pixels to which pictures are brought when read (shorter side resized, centre cut). By default
             squares of one size no larger than the model's input stay as they are, and everything else takes the
             model's input size.
-        cache_gb: Decode once and keep the pictures in memory if they take up to this many GB; 0 decodes them anew each
-            epoch, in ``num_workers`` processes.
+        cache_gb: Decode once and keep the pictures in memory if they take up to this many GB; larger sets are decoded
+            anew each epoch, in ``num_workers`` processes.
         kwargs: Options of every data module, see :class:`ImageDataModule`.
     """
 

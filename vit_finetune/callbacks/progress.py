@@ -17,11 +17,13 @@ def progress_bar() -> ProgressBar:
 
 
 class RichProgress(RichProgressBar):
-    """Lightning's bar with the values that the module logs within an epoch."""
+    """Lightning's bar with the few values that fit on one line."""
 
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> Any:
-        """Adds them to those logged by ``self.log``."""
-        return {**super().get_metrics(trainer, pl_module), **getattr(pl_module, "latest", {})}
+        """Picks them from the epoch's metrics and from what the module logs within an epoch."""
+        known = {**super().get_metrics(trainer, pl_module), **getattr(pl_module, "latest", {})}
+        shown = {name: f"{known[name]:.3f}" for name in ("train/loss_step", "val/acc") if name in known}
+        return shown | ({"lr": f"{known['train/lr']:.1e}"} if "train/lr" in known else {})
 
 
 class PlainProgress(ProgressBar):

@@ -10,7 +10,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from tests.conftest import CPU, TINY_KWARGS, TINY_MODEL, make_tree, scalars
 from vit_finetune import main
-from vit_finetune.optim import WarmupCosine, build_optimizer
+from vit_finetune.optim import WarmupCosine, build_optimizer, parameter_rules
 
 
 def network() -> torch.nn.Module:
@@ -24,7 +24,7 @@ def names_by_group(net: torch.nn.Module, optimizer: torch.optim.Optimizer) -> li
 
 def test_norms_biases_tokens_and_positions_are_not_decayed() -> None:
     net = network()
-    optimizer = build_optimizer(net, "adamw", 1e-3, 0.05, None, fused=True)
+    optimizer = build_optimizer(net, parameter_rules(net, 0.05, None), "adamw", 1e-3, fused=True)
     by_decay = dict(
         zip([g["weight_decay"] for g in optimizer.param_groups], names_by_group(net, optimizer), strict=True)
     )
@@ -37,7 +37,7 @@ def test_norms_biases_tokens_and_positions_are_not_decayed() -> None:
 
 def test_layer_decay_scales_by_depth() -> None:
     net = network()
-    optimizer = build_optimizer(net, "adamw", 1.0, 0.05, 0.5, fused=False)
+    optimizer = build_optimizer(net, parameter_rules(net, 0.05, 0.5), "adamw", 1.0, fused=False)
     WarmupCosine(optimizer, steps=10, warmup=0.0, min_lr=0.0).step_update(0)
     rate = {}
     for group, names in zip(optimizer.param_groups, names_by_group(net, optimizer), strict=True):
@@ -51,13 +51,13 @@ def test_frozen_parameters_are_left_out() -> None:
     net = network()
     net.requires_grad_(False)
     net.head.requires_grad_(True)
-    optimizer = build_optimizer(net, "adamw", 1e-3, 0.05, 0.75, fused=True)
+    optimizer = build_optimizer(net, parameter_rules(net, 0.05, 0.75), "adamw", 1e-3, fused=True)
     assert set().union(*names_by_group(net, optimizer)) == {"head.weight", "head.bias"}
 
 
 def test_unknown_optimiser_is_refused_with_similar_names() -> None:
     with pytest.raises(MisconfigurationException, match=r"'adamv' is not a timm optimiser. Similar: .*adamw"):
-        build_optimizer(network(), "adamv", 1e-3, 0.0, None, fused=False)
+        build_optimizer(network(), {}, "adamv", 1e-3, fused=False)
 
 
 def test_schedule_values() -> None:

@@ -4,8 +4,9 @@ import argparse
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import torch
 from jsonargparse import Namespace, set_parsing_settings
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, Trainer
@@ -77,6 +78,13 @@ class ViTCLI(LightningCLI):
             default=False,
             help="Where --trainer.precision is not given: bf16-mixed on processors and GPUs with units for it, "
             "32-true elsewhere.",
+        )
+        parser.add_argument(
+            "--matmul_precision",
+            type=Literal["highest", "high", "medium"],
+            default="highest",
+            help="How exactly products of 32-bit matrices are computed: highest in 32 bits, high in TF32 on NVIDIA GPUs "
+            "from Ampere on, medium in bfloat16.",
         )
         # Outside trainer.callbacks, so that --trainer.callbacks cannot drop them by accident.
         parser.add_class_arguments(ModelCheckpoint, "best_checkpoint")
@@ -150,6 +158,7 @@ class ViTCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         """Chooses the precision where that was left to the machine."""
         options = self._options
+        torch.set_float32_matmul_precision(options.matmul_precision)
         if options.auto_precision and options.trainer.precision is None:
             options.trainer.precision = "bf16-mixed" if preflight.has_bf16_units() else "32-true"
 

@@ -128,7 +128,7 @@ class ViTClassifier(LightningModule):
             network.choose_attention(self.net, trainer.strategy.root_device, str(trainer.precision))
 
     def _build_network(self, fetch_weights: bool) -> nn.Module:
-        from vit_finetune import network
+        from vit_finetune import network, optim
 
         h: Any = self.hparams
         if self.class_names is None:
@@ -139,8 +139,13 @@ class ViTClassifier(LightningModule):
             network.load_local_weights(net, h.weights)
         if h.freeze_backbone:
             network.freeze_backbone(net)
+        self._rules = optim.parameter_rules(net, h.weight_decay, h.layer_decay)
         if h.grad_checkpointing:
             net.set_grad_checkpointing(True)  # type: ignore[operator]
+        if self.device_mesh is not None:
+            from vit_finetune import parallel
+
+            parallel.shard(net, self.device_mesh)
         if h.compile:
             net.compile()  # in place: wrapping would put a prefix before every key of a checkpoint
         self.preprocess = network.preprocessing(self.preprocessing)
@@ -217,7 +222,7 @@ class ViTClassifier(LightningModule):
         clips = bool(trainer.gradient_clip_val) and isinstance(trainer.precision_plugin, MixedPrecision)
         fused = not clips and self.device.type in ("cpu", "cuda")
         assert self.net is not None
-        optimizer = optim.build_optimizer(self.net, h.optimizer, h.lr, h.weight_decay, h.layer_decay, fused)
+        optimizer = optim.build_optimizer(self.net, self._rules, h.optimizer, h.lr, fused)
         self._group_options = [
             {key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups
         ]

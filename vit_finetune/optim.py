@@ -11,20 +11,47 @@ from torch import nn
 from torch.optim import Optimizer
 
 
-def build_optimizer(
-    net: nn.Module, name: str, lr: float, weight_decay: float, layer_decay: float | None, fused: bool
-) -> Optimizer:
-    """Builds the optimiser over the trainable parameters.
+Rule = dict[str, float]
+"""``weight_decay`` of a parameter and, with layer decay, ``lr_scale``."""
+
+
+def parameter_rules(net: nn.Module, weight_decay: float, layer_decay: float | None) -> dict[str, Rule]:
+    """Decides by timm's own rules how each trainable parameter is decayed and scaled.
 
     Norms, biases, class tokens and position embeddings are not decayed (timm's ``no_weight_decay``). With layer decay,
-    a group's rate is the schedule's rate times its ``lr_scale``.
+    the rate of a parameter is the schedule's rate times its ``lr_scale``.
 
     Args:
-        net: The timm network.
-        name: An optimiser of ``timm.optim.list_optimizers()``.
-        lr: Peak learning rate of the head.
+        net: The timm network, before a strategy shards it: afterwards names and shapes say less.
         weight_decay: For weight matrices.
         layer_decay: Factor on the rate from each block to the one below it; ``None`` for one rate.
+
+    Returns:
+        The rule of each trainable parameter by its name.
+    """
+    spared = net.no_weight_decay() if hasattr(net, "no_weight_decay") else set()  # type: ignore[operator]
+    if layer_decay is None:
+        groups = timm.optim.param_groups_weight_decay(net, weight_decay, no_weight_decay_list=spared)
+    else:
+        groups = timm.optim.param_groups_layer_decay(
+            net, weight_decay, no_weight_decay_list=spared, layer_decay=layer_decay
+        )
+    names = {parameter: name for name, parameter in net.named_parameters()}
+    return {
+        names[parameter]: {key: value for key, value in group.items() if key != "params"}
+        for group in groups
+        for parameter in group["params"]
+    }
+
+
+def build_optimizer(net: nn.Module, rules: dict[str, Rule], name: str, lr: float, fused: bool) -> Optimizer:
+    """Builds the optimiser over the parameters that have a rule.
+
+    Args:
+        net: The timm network, sharded or not.
+        rules: See :func:`parameter_rules`.
+        name: An optimiser of ``timm.optim.list_optimizers()``.
+        lr: Peak learning rate of the head.
         fused: Use the one-kernel form if the optimiser has it.
 
     Raises:
@@ -36,11 +63,16 @@ def build_optimizer(
         raise MisconfigurationException(
             f"--model.optimizer {name!r} is not a timm optimiser. Similar: {', '.join(near)}."
         )
+    groups: dict[Any, dict[str, Any]] = {}
+    for key, parameter in net.named_parameters():
+        rule = rules.get(key.replace("_fsdp_wrapped_module.", ""))
+        if rule is not None:
+            # Tensors that are spread over different sets of devices cannot share one fused kernel.
+            place = str(getattr(parameter, "device_mesh", None))
+            groups.setdefault((*rule.items(), place), {**rule, "params": []})["params"].append(parameter)
     accepted = inspect.signature(timm.optim.get_optimizer_class(name)).parameters
     options: dict[str, Any] = {"fused": True} if fused and "fused" in accepted else {}
-    return timm.optim.create_optimizer_v2(
-        net, opt=name, lr=lr, weight_decay=weight_decay, layer_decay=layer_decay, **options
-    )
+    return timm.optim.create_optimizer_v2(list(groups.values()), opt=name, lr=lr, **options)
 
 
 class WarmupCosine(CosineLRScheduler):

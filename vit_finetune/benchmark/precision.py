@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from vit_finetune.network import build, choose_attention
-from vit_finetune.optim import build_optimizer
+from vit_finetune.optim import build_optimizer, parameter_rules
 
 BATCH = 32
 STEPS = 4
@@ -29,7 +29,7 @@ def network(precision: str) -> nn.Module:
 
 def step_time(net: nn.Module, half: bool) -> float:
     """Mean seconds a training step over a few steps after one for warm-up."""
-    optimizer = build_optimizer(net, "adamw", 1e-4, 0.05, None, fused=True)
+    optimizer = build_optimizer(net, parameter_rules(net, 0.05, None), "adamw", 1e-4, fused=True)
     images, labels = torch.randn(BATCH, 3, 32, 32), torch.randint(0, 10, (BATCH,))
     start = 0.0
     for step in range(STEPS + 1):

@@ -18,7 +18,7 @@ from vit_finetune.augment import shift_and_flip
 from vit_finetune.data import Shapes
 from vit_finetune.data.pictures import Batch, MemoryPictures, PictureSet
 from vit_finetune.network import build, preprocessing
-from vit_finetune.optim import WarmupCosine, build_optimizer
+from vit_finetune.optim import WarmupCosine, build_optimizer, parameter_rules
 
 WINDOW = 50  # steps
 STEPS = 1000
@@ -57,7 +57,7 @@ def plain_loop(depth: int) -> None:
     data.setup("fit")
     net = build(NAME, 10, 32, 0.0, kwargs(depth)).train()
     preprocess = preprocessing({"size": (32, 32), "mean": [0.5] * 3, "std": [0.5] * 3, "interpolation": "bicubic"})
-    optimizer = build_optimizer(net, "adamw", 3e-4, 0.05, 0.75, fused=True)
+    optimizer = build_optimizer(net, parameter_rules(net, 0.05, 0.75), "adamw", 3e-4, fused=True)
     schedule = WarmupCosine(optimizer, STEPS, 0.1, 1e-6)
     for step, batch in enumerate(data.train_dataloader()):
         images = shift_and_flip(batch["image"], 0.125, True)

@@ -1,6 +1,7 @@
 """Generated pictures in the true layouts, a tiny model, and the real command line in process."""
 
 import hashlib
+import logging
 import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -34,6 +35,8 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     monkeypatch.setattr("sys.argv", ["vit-finetune"])
+    for name in ("lightning", "lightning.pytorch", "lightning.fabric"):  # so that caplog sees them
+        monkeypatch.setattr(logging.getLogger(name), "propagate", True)
     yield
     monkeypatch.delenv("PL_GLOBAL_SEED", raising=False)
 

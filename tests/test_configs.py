@@ -1,18 +1,24 @@
 """Every file in configs/ runs through the real command line, shrunk."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
-from tests.conftest import CPU, REPOSITORY, TINY_MODEL, only, scalars
-from vit_finetune import main
+from tests.conftest import CPU, REPOSITORY, TINY_MODEL, only, scalars, weights
+from vit_finetune import ViTClassifier, main
 
 CONFIGS = sorted((REPOSITORY / "configs").rglob("*.yaml"))
+RECIPES = [path for path in CONFIGS if path.parent.name == "configs"]
+OVERLAYS = [path for path in CONFIGS if path not in RECIPES]
+# Several processes: run for real in test_parallel.py and test_distributed.py, or in need of GPUs.
+RUNNABLE = [path for path in CONFIGS if path.parent.name != "strategy" and path.stem != "compile"]
 SHRINK = ["--trainer.max_epochs=1", "--trainer.limit_train_batches=2", "--trainer.limit_val_batches=1"]
 
 
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: str(path.relative_to(REPOSITORY)))
+@pytest.mark.parametrize("path", RUNNABLE, ids=lambda path: str(path.relative_to(REPOSITORY)))
 def test_config_runs(path: Path, cifar: Path, tmp_path: Path) -> None:
     text = path.read_text()
     shapes = "data: Shapes" in text
@@ -22,6 +28,51 @@ def test_config_runs(path: Path, cifar: Path, tmp_path: Path) -> None:
     assert only(run, "last.ckpt") and only(run, "best-*.ckpt")
     monitor = yaml.safe_load(only(run, "config.yaml").read_text())["best_checkpoint"]["monitor"]
     assert monitor in scalars(run)
+
+
+@pytest.mark.slow
+def test_compile_runs_and_saves_plain_keys(cifar: Path, tmp_path: Path) -> None:
+    config = REPOSITORY / "configs" / "speed" / "compile.yaml"
+    main(["fit", f"--config={config}", *CPU, *SHRINK, *TINY_MODEL, f"--data.root={cifar}", "--data.batch_size=4"])
+    last = only(tmp_path, "last.ckpt")
+    assert not [key for key in weights(last) if "_orig_mod" in key]
+    main(["test", f"--ckpt_path={last}", *CPU, "--model.compile=false"])
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS, ids=lambda path: str(path.relative_to(REPOSITORY)))
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+def test_overlay_fits_recipe(recipe: Path, overlay: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["fit", f"--config={recipe}", f"--config={overlay}", "--print_config"])
+    assert stop.value.code in (0, None)
+    printed = yaml.safe_load(capsys.readouterr().out)
+    for section, options in yaml.safe_load(overlay.read_text()).items():
+        for name, value in options.items() if isinstance(options, dict) else ():
+            if not isinstance(value, (dict, list)):
+                assert printed[section][name] == value
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS, ids=lambda path: str(path.relative_to(REPOSITORY)))
+def test_overlay_is_short(overlay: Path) -> None:
+    settings = [line for line in overlay.read_text().splitlines() if line and not line.startswith("#")]
+    assert len(settings) <= 5
+
+
+def test_fsdp_without_a_gpu_is_refused_in_a_line(fails: Callable[..., str]) -> None:
+    config = REPOSITORY / "configs" / "strategy" / "fsdp.yaml"
+    message = fails("fit", f"--config={config}", "--trainer.accelerator=cpu")
+    assert "requires a GPU accelerator" in message and not Path("runs").exists()
+
+
+def test_real_fp16_on_a_cpu(cifar: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plugin's precision is not swapped: logits are float16 and the loss is scaled."""
+    seen = []
+    forward = ViTClassifier.forward
+    monkeypatch.setattr(ViTClassifier, "forward", lambda self, x: seen.append(forward(self, x)) or seen[-1])
+    config = REPOSITORY / "configs" / "precision" / "16-mixed-cpu.yaml"
+    main(["fit", f"--config={config}", *CPU, *SHRINK, *TINY_MODEL, f"--data.root={cifar}", "--data.batch_size=4"])
+    assert {logits.dtype for logits in seen} == {torch.float16}
+    assert torch.load(only(tmp_path, "last.ckpt"), weights_only=True)["MixedPrecision"]["scale"] > 1
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: str(path.relative_to(REPOSITORY)))

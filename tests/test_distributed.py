@@ -21,7 +21,8 @@ LIMIT = 120  # seconds after which a hang counts as a failure
 
 def run(*args: str, folder: Path) -> str:
     """Runs ``python -m vit_finetune`` in a process of its own; returns what it printed."""
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("PL_")}
+    ours = ("PL_", "MASTER_", "LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "GROUP_RANK")
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(ours)}
     environment |= {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "vit_finetune", *args]
     done = subprocess.run(

@@ -57,7 +57,7 @@ def scalars_of(file: Path) -> list[tuple[str, float]]:
 
 def test_heads_that_do_not_divide_are_refused_with_both_numbers() -> None:
     net = network.build("vit_tiny_patch16_224", 3, 32, 0.0, {"patch_size": 8, "num_heads": 3, "embed_dim": 24})
-    with pytest.raises(MisconfigurationException, match="3 attention heads cannot be divided among .* 2 devices"):
+    with pytest.raises(MisconfigurationException, match=r"3 attention heads cannot be divided among .* 2 devices"):
         parallel._check_block(net.blocks[0], 2)
 
 

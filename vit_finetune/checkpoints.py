@@ -1,5 +1,6 @@
 """Checkpoints and run folders: ``runs/<experiment>/version_N/{config.yaml, checkpoints/, events...}``."""
 
+import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import SaveConfigCallback
+from lightning.pytorch.plugins.io import TorchCheckpointIO
 
 KEYWORDS = {"best": "best-*.ckpt", "last": "last.ckpt"}
 
@@ -83,6 +85,28 @@ def epochs_done(checkpoint: dict[str, Any]) -> int:
     """Number of epochs that a checkpoint has behind it."""
     done: int = checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"]
     return done
+
+
+class AtomicCheckpointIO(TorchCheckpointIO):
+    """Writes beside the final name and renames: a crash or a full disk leaves the file that was there before."""
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        """Writes a checkpoint.
+
+        Raises:
+            OSError: There is no room; the older file is untouched.
+        """
+        part = Path(f"{path}.part")
+        part.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with open(part, "wb") as file:
+                torch.save(checkpoint, file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(part, path)
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
 
 
 class SaveConfig(SaveConfigCallback):

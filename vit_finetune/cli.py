@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any, Literal
@@ -13,6 +14,8 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.plugins.io import CheckpointIO
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 import vit_finetune
@@ -56,6 +59,8 @@ def main(args: ArgsType = None) -> None:
             },
             args=args,
         )
+    except SIGTERMException as error:  # outside training, where LastCheckpoint has nothing to save
+        raise SystemExit(128 + signal.SIGTERM) from error
     except MisconfigurationException as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from error
@@ -83,12 +88,12 @@ class ViTCLI(LightningCLI):
             "--matmul_precision",
             type=Literal["highest", "high", "medium"],
             default="highest",
-            help="How exactly products of 32-bit matrices are computed: highest in 32 bits, high in TF32 on NVIDIA GPUs "
-            "from Ampere on, medium in bfloat16.",
+            help="How exactly products of 32-bit matrices are computed: highest in 32 bits, high in TF32 on NVIDIA "
+            "GPUs from Ampere on, medium in bfloat16.",
         )
         # Outside trainer.callbacks, so that --trainer.callbacks cannot drop them by accident.
         parser.add_class_arguments(ModelCheckpoint, "best_checkpoint")
-        parser.add_class_arguments(ModelCheckpoint, "last_checkpoint")
+        parser.add_class_arguments(callbacks.LastCheckpoint, "last_checkpoint")
         parser.set_defaults(
             {
                 "data": DEFAULT_DATA,
@@ -96,12 +101,10 @@ class ViTCLI(LightningCLI):
                 "best_checkpoint.mode": "max",
                 "best_checkpoint.filename": "best-epoch{epoch:02d}-acc{val/acc:.4f}",
                 "best_checkpoint.save_weights_only": True,
-                "last_checkpoint.filename": "last",
-                "last_checkpoint.save_on_train_epoch_end": True,
+                "best_checkpoint.auto_insert_metric_name": False,
+                "best_checkpoint.enable_version_counter": False,
             }
         )
-        for name in ("best_checkpoint", "last_checkpoint"):
-            parser.set_defaults({f"{name}.auto_insert_metric_name": False, f"{name}.enable_version_counter": False})
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parses; where a checkpoint is given, its options are the defaults.
@@ -178,6 +181,9 @@ class ViTCLI(LightningCLI):
             extra.append(callbacks.progress_bar())
         if trainer.enable_checkpointing is not False:
             extra += [options.best_checkpoint, options.last_checkpoint]
+        plugins = trainer.plugins if isinstance(trainer.plugins, list) else [trainer.plugins]
+        if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
+            trainer.plugins = [*(plugin for plugin in plugins if plugin), checkpoints.AtomicCheckpointIO()]
         try:
             return self._instantiate_trainer({**trainer, **kwargs}, extra)
         except (ValueError, TypeError) as error:  # Lightning's checks of accelerator, devices, strategy and so on

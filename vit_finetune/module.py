@@ -190,11 +190,16 @@ class ViTClassifier(LightningModule):
             logger.log_metrics(self.latest, step=step)
 
     def on_train_start(self) -> None:
-        """Lets what was typed win over the optimiser state of a checkpoint."""
-        optimizer = self.trainer.optimizers[0]
-        for group, options in zip(optimizer.param_groups, self._group_options, strict=True):
-            group.update(options)
-        self.lr_scheduler_step(self.trainer.lr_scheduler_configs[0].scheduler, None)
+        """Gives the schedule its length, and lets what was typed win over the optimiser state of a checkpoint."""
+        from vit_finetune import optim
+
+        trainer = self.trainer
+        for group, options in zip(trainer.optimizers[0].param_groups, self._group_options, strict=True):
+            group.update(options, initial_lr=options["lr"])
+        steps = int(trainer.estimated_stepping_batches)
+        schedule = optim.WarmupCosine(trainer.optimizers[0], steps, self.hparams["warmup"], self.hparams["min_lr"])
+        schedule.step_update(self.global_step)
+        trainer.lr_scheduler_configs[0].scheduler = schedule  # type: ignore[assignment]
 
     def on_train_epoch_start(self) -> None:
         """Starts the epoch with an empty window."""
@@ -206,7 +211,10 @@ class ViTClassifier(LightningModule):
         self.train_scores.log(self, "train")
 
     def configure_optimizers(self) -> Any:
-        """Builds optimiser and schedule over the trainer's own estimate of optimiser steps.
+        """Builds the optimiser, and a schedule that gets its length in ``on_train_start``.
+
+        The trainer's estimate of optimiser steps, asked for here already, would set up the loader before a checkpoint
+        has told it where to go on.
 
         Raises:
             MisconfigurationException: The run has no end.
@@ -215,8 +223,7 @@ class ViTClassifier(LightningModule):
 
         trainer = self.trainer
         h: Any = self.hparams
-        steps = trainer.estimated_stepping_batches
-        if steps == float("inf"):
+        if trainer.max_epochs == -1 and trainer.max_steps == -1:
             raise MisconfigurationException("A schedule needs an end: --trainer.max_epochs or --trainer.max_steps.")
         # Lightning cannot clip the gradients of a fused optimiser under mixed precision.
         clips = bool(trainer.gradient_clip_val) and isinstance(trainer.precision_plugin, MixedPrecision)
@@ -226,7 +233,7 @@ class ViTClassifier(LightningModule):
         self._group_options = [
             {key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups
         ]
-        schedule = optim.WarmupCosine(optimizer, int(steps), h.warmup, h.min_lr)
+        schedule = optim.WarmupCosine(optimizer, 1, h.warmup, h.min_lr)
         return [optimizer], [{"scheduler": schedule, "interval": "step"}]
 
     def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:

@@ -10,7 +10,6 @@ from timm.scheduler import CosineLRScheduler
 from torch import nn
 from torch.optim import Optimizer
 
-
 Rule = dict[str, float]
 """``weight_decay`` of a parameter and, with layer decay, ``lr_scale``."""
 

@@ -49,9 +49,11 @@ def _cut_blocks(net: nn.Module, mesh: DeviceMesh) -> None:
 
 
 def _check_block(block: Any, size: int) -> None:
-    attention, mlp = getattr(block, "attn", None), getattr(block, "mlp", None)
+    attention: Any = getattr(block, "attn", None)
+    mlp: Any = getattr(block, "mlp", None)
     plain = type(attention) is Attention and type(mlp) is Mlp
-    if not plain or list(attention.q_norm.parameters()) or list(attention.norm.parameters()) or attention.gate:
+    # Norms of queries and keys or of the heads' output, and gates, would need gradients added up over the devices.
+    if not plain or {"q_norm.weight", "norm.weight", "gate.weight"} & set(dict(attention.named_parameters())):
         raise MisconfigurationException(
             f"Tensor parallel cuts timm's plain attention and MLP; {type(block).__name__} of this model has "
             f"{type(attention).__name__} and {type(mlp).__name__} with extras. Use FSDP2 alone: tensor_parallel_size 1."
@@ -75,7 +77,7 @@ class HeadwiseParallel(ParallelStyle):
         for name, parameter in list(module.named_parameters()):
             whole = DTensor.from_local(parameter.data, device_mesh, [Replicate()], run_check=False)
             module.register_parameter(name, nn.Parameter(whole, requires_grad=parameter.requires_grad))
-        module.forward = lambda x: _linear_of_heads(module, x, device_mesh)  # type: ignore[method-assign, assignment]
+        module.forward = lambda x: _linear_of_heads(module, x, device_mesh)
         return module
 
 
@@ -84,9 +86,11 @@ def _linear_of_heads(module: Any, x: Tensor, mesh: DeviceMesh) -> Tensor:
     rank, size = mesh.get_local_rank(), mesh.size()
 
     def rows(whole: DTensor) -> Tensor:
-        local: Tensor = whole.to_local(grad_placements=[Partial()])  # type: ignore[no-untyped-call]
-        return local.unflatten(0, (3, size, -1))[:, rank].flatten(0, 1)
+        local: Tensor = whole.to_local(grad_placements=[Partial()])
+        of_heads: Tensor = local.unflatten(0, (3, size, -1))[:, rank].flatten(0, 1)
+        return of_heads
 
     # Forward nothing happens to x; backward its gradients are added up over the devices.
     x = DTensor.from_local(x, mesh, [Replicate()], run_check=False).to_local(grad_placements=[Partial()])
-    return F.linear(x, rows(module.weight), None if module.bias is None else rows(module.bias))
+    result: Tensor = F.linear(x, rows(module.weight), None if module.bias is None else rows(module.bias))
+    return result

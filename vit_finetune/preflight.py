@@ -57,12 +57,13 @@ def refuse(problems: list[str]) -> None:
 def _cannot_resume(trainer: Trainer, path: Path | None, checkpoint: dict[str, Any]) -> str | None:
     if "optimizer_states" not in checkpoint:
         return f"--ckpt_path {path} holds weights only; training can go on from --ckpt_path last. {RESTART} {path}"
-    done, limit = checkpoints.epochs_done(checkpoint), trainer.max_epochs
-    if limit is not None and 0 <= limit <= done:
-        return (
-            f"--ckpt_path {path} has {done} epochs behind it and --trainer.max_epochs is {limit} in all; "
-            f"raise it to go on. {RESTART} {path}"
-        )
+    epochs, steps = checkpoints.epochs_done(checkpoint), checkpoint["global_step"]
+    for name, done, limit in (("epochs", epochs, trainer.max_epochs), ("steps", steps, trainer.max_steps)):
+        if limit is not None and 0 <= limit <= done:
+            return (
+                f"--ckpt_path {path} has {done} {name} behind it and --trainer.max_{name} is {limit} in all; "
+                f"raise it to go on. {RESTART} {path}"
+            )
     return None
 
 
@@ -86,5 +87,10 @@ def has_bf16_units() -> bool:
     """
     if torch.cuda.is_available():
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    found = torch.cpu.get_capabilities()
-    return any(found.get(unit, False) for unit in ("avx512_bf16", "amx_bf16", "bf16"))
+    return bool(bf16_instructions())
+
+
+def bf16_instructions() -> list[str]:
+    """The CPU's instructions for bf16, by PyTorch's names; empty too where PyTorch is too old to tell (before 2.11)."""
+    found: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
+    return [unit for unit in ("avx512_bf16", "amx_bf16", "bf16") if found.get(unit)]

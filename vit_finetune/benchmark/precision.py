@@ -14,6 +14,7 @@ from torch import nn
 
 from vit_finetune.network import build, choose_attention
 from vit_finetune.optim import build_optimizer, parameter_rules
+from vit_finetune.preflight import bf16_instructions
 
 BATCH = 32
 STEPS = 4
@@ -71,6 +72,5 @@ def measure() -> None:
 
 
 if __name__ == "__main__":
-    found = [unit for unit in ("avx512_bf16", "amx_bf16", "bf16") if torch.cpu.get_capabilities().get(unit)]
-    print(f"timm {timm.__version__}, torch {torch.__version__}, {torch.get_num_threads()} threads, bf16 units {found}")
+    print(f"timm {timm.__version__}, torch {torch.__version__}, {torch.get_num_threads()} threads", bf16_instructions())
     measure()

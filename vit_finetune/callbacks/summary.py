@@ -9,6 +9,8 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
+from vit_finetune.callbacks.last import LastCheckpoint
+
 
 class RunSummary(Callback):
     """Stores the options with the best metric (tab HPARAMS), and says at the end what there is and what comes next.
@@ -51,8 +53,8 @@ class RunSummary(Callback):
         else:
             lines += ["best  none: no validation took place"]
         for callback in trainer.checkpoint_callbacks:
-            if callback is not best and isinstance(callback, ModelCheckpoint) and callback.best_model_path:
-                lines.append(f"last  {os.path.relpath(callback.best_model_path)}")
+            if isinstance(callback, LastCheckpoint) and callback.path is not None:
+                lines.append(f"last  {os.path.relpath(callback.path)}")
         lines += [
             "next  python -m vit_finetune test --ckpt_path best",
             f"      tensorboard --logdir {self.log_dir}",

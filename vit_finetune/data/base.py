@@ -8,10 +8,18 @@ import numpy as np
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningDataModule
-from torch.utils.data import DataLoader, DistributedSampler
+from torch.utils.data import DataLoader
 
 from vit_finetune.augment import shift_and_flip
-from vit_finetune.data.pictures import Batch, EvenSampler, MemoryPictures, PictureSet, stratified_holdout
+from vit_finetune.data.pictures import (
+    Batch,
+    EvenSampler,
+    MemoryPictures,
+    PictureSet,
+    ShuffledSampler,
+    TrainLoader,
+    stratified_holdout,
+)
 from vit_finetune.hparams import make_plain
 
 STAGES = {"fit": ("train", "val"), "validate": ("val",), "test": ("test",), "predict": ("predict",)}
@@ -100,8 +108,13 @@ class ImageDataModule(LightningDataModule):
 
     def train_dataloader(self) -> DataLoader[Batch]:
         """Returns shuffled batches; the order is a function of the seed and the epoch."""
-        sampler: DistributedSampler[Any] = DistributedSampler(self.sets["train"], seed=_seed(), **self._shard())
-        return self._loader("train", sampler)
+        pictures = self.sets["train"]
+        sampler = ShuffledSampler(pictures, shuffle=True, seed=_seed(), **self._shard())
+        loader = TrainLoader(pictures, sampler=sampler, **self._loader_options(pictures))
+        trainer = self.trainer
+        if trainer is not None:
+            loader.batches_done = lambda: trainer.fit_loop.epoch_loop.batch_progress.current.processed  # type: ignore[attr-defined]
+        return loader
 
     def val_dataloader(self) -> DataLoader[Batch]:
         """Returns the held-out pictures, each once."""
@@ -115,20 +128,21 @@ class ImageDataModule(LightningDataModule):
         """Returns the pictures to predict, each once."""
         return self._loader("predict")
 
-    def _loader(self, name: str, sampler: "DistributedSampler[Any] | None" = None) -> DataLoader[Batch]:
+    def _loader(self, name: str) -> DataLoader[Batch]:
         pictures = self.sets[name]
+        return DataLoader(pictures, sampler=EvenSampler(pictures, **self._shard()), **self._loader_options(pictures))
+
+    def _loader_options(self, pictures: PictureSet) -> dict[str, Any]:
         workers = self.num_workers
         if workers is None:
             workers = 0 if isinstance(pictures, MemoryPictures) else min(8, os.cpu_count() or 1)
-        return DataLoader(
-            pictures,
-            batch_size=self.batch_size,
-            sampler=sampler or EvenSampler(pictures, **self._shard()),
-            collate_fn=_as_is,
-            num_workers=workers,
-            persistent_workers=workers > 0,  # starting two workers anew costs about 0.6 s an epoch
-            pin_memory=torch.cuda.is_available(),
-        )
+        return {
+            "batch_size": self.batch_size,
+            "collate_fn": _as_is,
+            "num_workers": workers,
+            "persistent_workers": workers > 0,  # starting two workers anew costs about 0.6 s an epoch
+            "pin_memory": torch.cuda.is_available(),
+        }
 
     def _shard(self) -> dict[str, Any]:
         """Which share of the pictures this process works on; the same for the ranks of one tensor-parallel group."""

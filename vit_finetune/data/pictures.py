@@ -1,11 +1,11 @@
 """Sets of labelled pictures that hand out whole batches, and the order in which they are visited."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, DistributedSampler
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 Batch = dict[str, Tensor]
 """``image`` uint8 ``(B, 3, H, W)``; ``label`` int64 ``(B,)``, -1 where unknown; ``index`` int64 ``(B,)``, the picture's
@@ -75,6 +75,37 @@ class MemoryPictures(PictureSet):
         """Returns the pictures at these positions as a set of their own."""
         names = [self.names[position] for position in positions.tolist()]
         return MemoryPictures(self.images[positions], self.labels[positions], names)
+
+
+class ShuffledSampler(DistributedSampler[Any]):
+    """The order of an epoch, a function of seed and epoch, from its beginning or from where a checkpoint was written.
+
+    Set ``skip`` to leave out that many pictures of this process at the beginning of the next epoch that is begun.
+    """
+
+    skip = 0
+
+    def __iter__(self) -> Iterator[int]:
+        """Yields this process's positions."""
+        order, start = list(super().__iter__()), self.skip
+        self.skip = 0
+        return iter(order[start:])
+
+
+class TrainLoader(DataLoader[Batch]):
+    """A loader that a run resumed in the middle of an epoch continues (Lightning's protocol for stateful loaders)."""
+
+    batches_done: Callable[[], int]
+    sampler: ShuffledSampler
+    batch_size: int
+
+    def state_dict(self) -> dict[str, int]:
+        """Returns the number of pictures this process has trained on in this epoch."""
+        return {"pictures_done": self.batches_done() * self.batch_size}
+
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        """Makes the next epoch go on after those pictures."""
+        self.sampler.skip = state_dict["pictures_done"]
 
 
 class EvenSampler(DistributedSampler[Any]):

@@ -1,0 +1,153 @@
+"""Runs that are killed, stopped or cut short, and what they go on from."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.conftest import CPU, REPOSITORY, TINY_KWARGS, equal, make_tree, only, weights
+from vit_finetune import checkpoints, main
+
+LIMIT = 120  # seconds
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> list[str]:
+    """Three epochs of five steps, with every kind of randomness and a checkpoint every second step."""
+    tree = make_tree(tmp_path / "pictures", {"train": 6, "val": 1})
+    model = ["--model.name=vit_tiny_patch16_224", "--model.pretrained=false", "--model.img_size=32"]
+    model += [f"--model.timm_kwargs={TINY_KWARGS | {'proj_drop_rate': 0.2}}", "--model.drop_path=0.2"]
+    data = ["--data=ImageFolder", f"--data.root={tree}", "--data.batch_size=4"]
+    return ["fit", *model, *data, *CPU, "--trainer.max_epochs=3", "--last_checkpoint.every_n_steps=2"]
+
+
+class Killed(BaseException):
+    """Stands for the moment at which a process is gone."""
+
+
+@pytest.mark.parametrize("step", [3, 5, 7, 14])
+def test_killed_anywhere_ends_as_if_it_had_not_been(
+    step: int, options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed before a step in the middle or at the end of an epoch; the last file is one or two steps older."""
+    main([*options, "--experiment=whole"])
+    from vit_finetune import ViTClassifier
+
+    train = ViTClassifier.training_step
+
+    def dies(self: ViTClassifier, batch: dict[str, torch.Tensor], batch_idx: int) -> torch.Tensor:
+        if self.global_step == step:
+            raise Killed
+        return train(self, batch, batch_idx)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ViTClassifier, "training_step", dies)
+        with pytest.raises(Killed):
+            main([*options, "--experiment=killed"])
+    last = only(tmp_path / "runs" / "killed", "last.ckpt")
+    saved = torch.load(last, weights_only=True)["global_step"]
+    assert saved == max(step - step % 2, step - step % 5)
+    main([*options, f"--ckpt_path={last}"])
+    assert torch.load(last, weights_only=True)["global_step"] == 15
+    assert equal(weights(last), weights(only(tmp_path / "runs" / "whole", "last.ckpt")))
+
+
+def start(options: list[str], folder: Path) -> subprocess.Popen[str]:
+    """Starts the command as a process of its own."""
+    environment = {
+        k: v for k, v in os.environ.items() if not k.startswith(("PL_", "MASTER_", "LOCAL_RANK", "NODE_RANK"))
+    }
+    environment |= {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [sys.executable, "-m", "vit_finetune", *options],
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def wait_for(process: subprocess.Popen[str], condition: Callable[[], object]) -> None:
+    """Waits until something is there, as long as the process lives."""
+    deadline = time.monotonic() + LIMIT
+    while not condition():
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def wait_until_gone(group: int) -> None:
+    """Waits until no process of the group is left."""
+    deadline = time.monotonic() + LIMIT
+    while time.monotonic() < deadline:
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.1)
+    pytest.fail("processes are left")
+
+
+def test_kill_9_of_a_real_process(options: list[str], tmp_path: Path) -> None:
+    """Killed at a random moment; what it left is whole, and going on ends at the weights of the run that was not."""
+    start([*options, "--experiment=whole"], tmp_path).wait(LIMIT)
+    process = start([*options, "--experiment=killed"], tmp_path)
+    wait_for(process, lambda: list((tmp_path / "runs" / "killed").rglob("last.ckpt")))
+    time.sleep(random.Random(0).random() * 0.3)
+    process.kill()
+    process.wait(LIMIT)
+    last = only(tmp_path / "runs" / "killed", "last.ckpt")
+    if torch.load(last, weights_only=True)["global_step"] < 15:
+        assert start([*options, f"--ckpt_path={last}"], tmp_path).wait(LIMIT) == 0
+    assert equal(weights(last), weights(only(tmp_path / "runs" / "whole", "last.ckpt")))
+
+
+@pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_signals_save_and_end_with_their_code(
+    number: signal.Signals, code: int, devices: int, options: list[str], tmp_path: Path
+) -> None:
+    """The step is finished, the state saved, the code not 0, no process left; going on is exact from there."""
+    several = ["--trainer.devices=2", "--trainer.strategy=ddp"] if devices == 2 else []
+    endless = [*options, *several, "--trainer.max_epochs=100000", "--last_checkpoint.every_n_steps=null"]
+    process = start(endless, tmp_path)
+    wait_for(process, lambda: list(tmp_path.rglob("last.ckpt")))
+    time.sleep(0.1)
+    os.killpg(process.pid, number)
+    output, _ = process.communicate(timeout=LIMIT)
+    assert process.returncode == code, output
+    assert f"{number.name} after step" in output and "--ckpt_path last" in output
+    assert "Traceback" not in output
+    wait_until_gone(process.pid)
+    assert torch.load(only(tmp_path, "last.ckpt"), weights_only=True)["optimizer_states"]
+
+
+def test_full_disk_leaves_the_older_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "last.ckpt"
+    io = checkpoints.AtomicCheckpointIO()
+    io.save_checkpoint({"step": 1}, path)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        io.save_checkpoint({"step": 2}, path)
+    assert torch.load(path, weights_only=True) == {"step": 1}
+    assert [file.name for file in tmp_path.iterdir()] == ["last.ckpt"]
+
+
+def test_run_cut_by_max_steps_goes_on_in_its_epoch(options: list[str], tmp_path: Path) -> None:
+    main([*options, "--trainer.max_epochs=1", "--trainer.max_steps=3"])
+    last = only(tmp_path, "last.ckpt")
+    assert torch.load(last, weights_only=True)["global_step"] == 3
+    main([*options, "--trainer.max_epochs=1", f"--ckpt_path={last}"])
+    assert torch.load(last, weights_only=True)["global_step"] == 5

@@ -1,0 +1,96 @@
+"""The full state of a run, to go on from: after each epoch, every so many steps, and when a signal ends it."""
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.plugins.environments import SLURMEnvironment
+from lightning.pytorch.utilities.rank_zero import rank_zero_info
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+ASK_EVERY = 10  # steps; several processes have to agree on where to stop, and asking takes a message each
+
+
+class LastCheckpoint(Checkpoint):
+    """Keeps ``checkpoints/last.ckpt`` in the run's folder: weights, optimiser, schedule, position in the data.
+
+    SIGTERM and the first Ctrl+C end the run after the step at hand, with the state saved and the exit code 143 or 130;
+    a second Ctrl+C ends it at once. A run killed in any other way goes on from the file as it was written last.
+
+    Args:
+        every_n_steps: Save every so many optimiser steps too, not only at the end of each epoch.
+        save_weights_only: Leave out what is needed to go on training.
+    """
+
+    def __init__(self, every_n_steps: int | None = None, save_weights_only: bool = False) -> None:
+        self.every_n_steps = every_n_steps
+        self.save_weights_only = save_weights_only
+        self.path: Path | None = None
+        self._received: int | None = None
+        self._before: dict[int, Any] = {}
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Decides on the file, the same in every process."""
+        if stage == "fit" and trainer.log_dir is not None:
+            self.path = Path(trainer.log_dir) / "checkpoints" / "last.ckpt"
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Takes over the signals, except on SLURM, where Lightning saves and puts the job back into the queue."""
+        self._received = None
+        slurm = isinstance(trainer._accelerator_connector.cluster_environment, SLURMEnvironment)
+        if threading.current_thread() is threading.main_thread() and not slurm:
+            self._before = {number: signal.signal(number, self._receive) for number in SIGNALS}
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        if self._received is not None and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self._received = number
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Saves if it is time to, and stops if a signal asked for it."""
+        # Between optimiser steps only: gradients that were accumulated are not saved.
+        if (batch_idx + 1) % trainer.accumulate_grad_batches and not trainer.is_last_batch:
+            return
+        due = self.every_n_steps and trainer.global_step % self.every_n_steps == 0
+        if due or trainer.global_step == trainer.max_steps:  # an epoch cut short must not count as finished
+            self.save(trainer)
+        if trainer.world_size == 1 or batch_idx % ASK_EVERY == 0:
+            self._stop_if_asked(trainer)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Saves the finished epoch, whatever its metric."""
+        if trainer.is_last_batch:
+            self.save(trainer)
+        self._stop_if_asked(trainer)
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Gives the signals back."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before = {}
+
+    def save(self, trainer: Trainer) -> None:
+        """Writes the file; called in every process."""
+        if self.path is not None and not trainer.fast_dev_run:  # type: ignore[attr-defined]
+            trainer.save_checkpoint(self.path, self.save_weights_only)
+
+    def _stop_if_asked(self, trainer: Trainer) -> None:
+        reduce: Callable[..., bool] = trainer.strategy.reduce_boolean_decision
+        if not reduce(self._received is not None, all=False):
+            return
+        number = self._received or signal.SIGTERM
+        self.save(trainer)
+        where = os.path.relpath(self.path) if self.path else "nothing"
+        rank_zero_info(
+            f"{signal.Signals(number).name} after step {trainer.global_step}: saved {where}; "
+            "go on by fit with the same options and --ckpt_path last"
+        )
+        raise SystemExit(128 + number)

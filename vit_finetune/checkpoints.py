@@ -46,7 +46,9 @@ def read_header(path: Path) -> dict[str, Any]:
         MisconfigurationException: It is no checkpoint of Lightning.
     """
     try:
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        # Processes that save their shards side by side leave a folder; its options are in a file of their own.
+        file = path / "meta.pt" if path.is_dir() else path
+        checkpoint = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, OSError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else "it is empty"
         raise MisconfigurationException(f"--ckpt_path {path} is damaged or no checkpoint: {reason}") from error

@@ -21,10 +21,15 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info
 import vit_finetune
 from vit_finetune import callbacks, checkpoints, preflight, quiet
 from vit_finetune.data import ImageDataModule
-from vit_finetune.module import ViTClassifier
+from vit_finetune.module import NotFinite, ViTClassifier
 from vit_finetune.usage import ReadableParser
 
 RUNS = "runs"
+OUT_OF_MEMORY = (
+    "Out of memory. What helps, the cheapest first: --trainer.precision bf16-mixed; a smaller --data.batch_size, with "
+    "--trainer.accumulate_grad_batches to keep the global batch; --model.grad_checkpointing true; a smaller "
+    "--model.img_size; --config configs/strategy/fsdp.yaml on several GPUs."
+)
 DEFAULT_DATA = {"class_path": "vit_finetune.CIFAR10"}
 
 
@@ -44,6 +49,7 @@ def main(args: ArgsType = None) -> None:
             ViTClassifier,
             ImageDataModule,
             subclass_mode_data=True,
+            trainer_class=ViTTrainer,
             save_config_callback=checkpoints.SaveConfig,
             seed_everything_default=0,
             auto_configure_optimizers=False,
@@ -64,6 +70,25 @@ def main(args: ArgsType = None) -> None:
     except MisconfigurationException as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from error
+    except NotFinite as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(1) from error
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        print(f"error: {OUT_OF_MEMORY} ({str(error).splitlines()[0]})", file=sys.stderr)
+        raise SystemExit(1) from error
+
+
+class ViTTrainer(Trainer):
+    """Lightning's Trainer with one more command."""
+
+    def doctor(self, model: ViTClassifier, datamodule: ImageDataModule, ckpt_path: str | None = None) -> None:
+        """Print the machine and check a fit with these options without starting it.
+
+        Args:
+            model: The model that would be trained.
+            datamodule: The data that it would be trained on.
+            ckpt_path: The checkpoint that training would go on from.
+        """
 
 
 class ViTCLI(LightningCLI):
@@ -117,7 +142,9 @@ class ViTCLI(LightningCLI):
         """
         self.checkpoint_path: Path | None = None
         self.checkpoint: dict[str, Any] | None = None
-        self._set_defaults({"weights_only": True})
+        for name, command in self._subcommand_parsers.items():
+            if name != "doctor":
+                command.set_defaults({"weights_only": True})
         self._subcommand_parsers["predict"].set_defaults({"return_predictions": False})
         typed = _peek(sys.argv[1:] if args is None else args)
         if not typed.ckpt_path:
@@ -125,7 +152,7 @@ class ViTCLI(LightningCLI):
             typed = self._options  # a config file or the environment may name one
         if typed.ckpt_path:
             self._parse_with_checkpoint(typed, args)
-        elif self.config["subcommand"] != "fit":
+        elif self.config["subcommand"] not in ("fit", "doctor"):
             raise MisconfigurationException(
                 f"{self.config['subcommand']} needs a trained model: --ckpt_path best, last, or a file."
             )
@@ -189,6 +216,10 @@ class ViTCLI(LightningCLI):
         except (ValueError, TypeError) as error:  # Lightning's checks of accelerator, devices, strategy and so on
             raise MisconfigurationException(str(error)) from error
 
+    def after_instantiate_classes(self) -> None:
+        """Refuses a checkpoint that the strategy cannot read."""
+        preflight.check_shards(self.trainer, self.checkpoint_path)
+
     def _logger(self, options: Namespace) -> TensorBoardLogger:
         """Goes on in the folder of the checkpoint, or starts a new one."""
         run = checkpoints.run_folder(self.checkpoint_path) if self.checkpoint_path else None
@@ -197,6 +228,17 @@ class ViTCLI(LightningCLI):
             return TensorBoardLogger(run.parent.parent, run.parent.name, run.name, default_hp_metric=False)
         experiment = _experiment(options) or self._options.data.class_path.rpartition(".")[2].lower()
         return TensorBoardLogger(options.trainer.default_root_dir, experiment, default_hp_metric=False)
+
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        """The commands, and which of their arguments are not options."""
+        return {**LightningCLI.subcommands(), "doctor": {"model", "datamodule"}}
+
+    def before_doctor(self) -> None:
+        """Runs the checks of ``fit`` after saying what machine this is."""
+        print(preflight.describe_machine(), flush=True)
+        self.before_fit()
+        print("fit        nothing stands in the way", flush=True)
 
     def before_fit(self) -> None:
         """Refuses what cannot work; in one process only, the others would say the same."""

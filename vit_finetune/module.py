@@ -1,5 +1,6 @@
 """The LightningModule: one shared step, losses and metrics, and what a checkpoint holds."""
 
+import math
 from typing import Any
 
 import torch
@@ -7,7 +8,7 @@ import torch.nn.functional as F
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningModule
 from lightning.pytorch.plugins.precision import MixedPrecision
-from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 
 import vit_finetune
@@ -18,6 +19,14 @@ from vit_finetune.scores import Scores
 
 # timm takes a third of a second to import; `--help` reads this file and must not wait for it. What uses timm lives in
 # network.py and optim.py, which are imported where a network is really built.
+
+
+METRICS = tuple(f"{stage}/{name}" for stage in ("train", "val") for name in ("loss", "acc", "acc_top5"))
+"""What a fit logs by epoch; top-5 accuracy where there are more than five classes."""
+
+
+class NotFinite(RuntimeError):
+    """The loss is not a number any more; the message says where and what may help."""
 
 
 class ViTClassifier(LightningModule):
@@ -37,6 +46,9 @@ class ViTClassifier(LightningModule):
             plain cross-entropy.
         optimizer: Any optimiser of timm.
         lr: Peak learning rate of the head.
+        lr_for_batch: The global batch that lr is meant for. Another one (per device times devices times accumulation)
+            scales it: by the ratio for sgd and its relatives, by the square root of the ratio for adaptive optimisers.
+            By default lr is taken as it is.
         weight_decay: Weight decay of the weight matrices; norms, biases, tokens and position embeddings have none.
         layer_decay: Factor on the learning rate from each block to the one below it; null for one rate.
         warmup: Share of all optimiser steps spent on linear warm-up.
@@ -66,6 +78,7 @@ class ViTClassifier(LightningModule):
         label_smoothing: float = 0.0,
         optimizer: str = "adamw",
         lr: float = 3e-4,
+        lr_for_batch: int | None = None,
         weight_decay: float = 0.05,
         layer_decay: float | None = 0.75,
         warmup: float = 0.1,
@@ -185,9 +198,23 @@ class ViTClassifier(LightningModule):
         self._window.clear()
         self.latest = {f"train/{name}_step": float(value) for name, value in window.items()}
         self.latest["train/lr"] = max(group["lr"] for group in self.trainer.optimizers[0].param_groups)
+        self.check_finite(self.latest.get("train/loss_step", 0.0), "training")
         # Not by self.log: it costs about half a millisecond a key, and what it shows in a bar is read at every step.
         for logger in self.loggers:
             logger.log_metrics(self.latest, step=step)
+
+    def check_finite(self, loss: float, stage: str) -> None:
+        """Stops all processes when one has lost its numbers, before anything is saved over a good checkpoint."""
+        if self.trainer.strategy.reduce_boolean_decision(math.isfinite(loss), all=True):
+            return
+        rate = max(
+            (group["lr"] for optimizer in self.trainer.optimizers for group in optimizer.param_groups), default=0
+        )
+        raise NotFinite(
+            f"The {stage} loss is not finite by step {self.global_step} (learning rate {rate:.3g}, precision "
+            f"{self.trainer.precision}). The last good checkpoint is kept: --ckpt_path last. Try a lower --model.lr, a "
+            "longer --model.warmup, --trainer.gradient_clip_val 1, or --trainer.precision bf16-mixed or 32-true."
+        )
 
     def on_train_start(self) -> None:
         """Gives the schedule its length, and lets what was typed win over the optimiser state of a checkpoint."""
@@ -229,12 +256,27 @@ class ViTClassifier(LightningModule):
         clips = bool(trainer.gradient_clip_val) and isinstance(trainer.precision_plugin, MixedPrecision)
         fused = not clips and self.device.type in ("cpu", "cuda")
         assert self.net is not None
-        optimizer = optim.build_optimizer(self.net, self._rules, h.optimizer, h.lr, fused)
+        optimizer = optim.build_optimizer(self.net, self._rules, h.optimizer, h.lr * self._rate_factor(), fused)
         self._group_options = [
             {key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups
         ]
-        schedule = optim.WarmupCosine(optimizer, 1, h.warmup, h.min_lr)
+        schedule = optim.WarmupCosine(optimizer, 2, h.warmup, h.min_lr)
         return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+    def _rate_factor(self) -> float:
+        """Says what the global batch is, and what it does to the learning rate."""
+        from vit_finetune import optim
+
+        trainer, data = self.trainer, self.trainer.datamodule  # type: ignore[attr-defined]
+        per_device = getattr(data, "batch_size", None)
+        if per_device is None:
+            return 1.0
+        devices = (trainer.distributed_sampler_kwargs or {}).get("num_replicas", 1)
+        batch = per_device * devices * trainer.accumulate_grad_batches
+        factor = optim.rate_factor(self.hparams["optimizer"], batch, self.hparams["lr_for_batch"])
+        parts = f"{per_device} per device x {devices} x {trainer.accumulate_grad_batches} accumulated"
+        rank_zero_info(f"global batch {batch} = {parts}; peak learning rate {self.hparams['lr'] * factor:.3g}")
+        return factor
 
     def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
         """Sets the rate for the next optimiser step."""
@@ -259,6 +301,8 @@ class ViTClassifier(LightningModule):
 
     def on_validation_epoch_end(self) -> None:
         """Logs ``val/loss``, ``val/acc`` and, with more than five classes, ``val/acc_top5``."""
+        if self.trainer.training or self.trainer.validating:
+            self.check_finite(float(self.val_scores.loss.compute()), "validation")
         self.val_scores.log(self, "val")
 
     def on_test_epoch_end(self) -> None:

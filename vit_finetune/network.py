@@ -47,6 +47,17 @@ def build(
     return net
 
 
+def parameter_bytes(hparams: Any, num_classes: int = 1000) -> int:
+    """Size of the weights in 32 bits, without allocating them; the options are checked by the way.
+
+    Raises:
+        MisconfigurationException: See :func:`build`.
+    """
+    with torch.device("meta"):
+        net = build(hparams["name"], num_classes, hparams["img_size"], hparams["drop_path"], hparams["timm_kwargs"])
+    return 4 * sum(parameter.numel() for parameter in net.parameters())
+
+
 def check_name(name: str) -> None:
     """Refuses names that timm does not know.
 

@@ -2,6 +2,7 @@
 
 import difflib
 import inspect
+import math
 from typing import Any
 
 import timm.optim
@@ -72,6 +73,26 @@ def build_optimizer(net: nn.Module, rules: dict[str, Rule], name: str, lr: float
     accepted = inspect.signature(timm.optim.get_optimizer_class(name)).parameters
     options: dict[str, Any] = {"fused": True} if fused and "fused" in accepted else {}
     return timm.optim.create_optimizer_v2(list(groups.values()), opt=name, lr=lr, **options)
+
+
+LINEAR = ("sgd", "momentum", "lars", "nesterov")
+
+
+def rate_factor(optimizer: str, batch: int, reference: int | None) -> float:
+    """Factor on the learning rate for another global batch than the one it was chosen for.
+
+    Linear for SGD and its relatives (Goyal et al. 2017, arXiv:1706.02677), square root for adaptive optimisers (Malladi
+    et al. 2022, arXiv:2205.10287).
+
+    Args:
+        optimizer: timm's name.
+        batch: Pictures to an optimiser step, over all devices.
+        reference: The batch that the rate is meant for; ``None`` for no scaling.
+    """
+    if reference is None:
+        return 1.0
+    ratio = batch / reference
+    return ratio if any(word in optimizer for word in LINEAR) else math.sqrt(ratio)
 
 
 class WarmupCosine(CosineLRScheduler):

@@ -1,21 +1,34 @@
 """Everything that can be refused before work starts, all problems in one message."""
 
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
+import lightning
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
+import vit_finetune
 from vit_finetune import checkpoints
 from vit_finetune.data import ImageDataModule
-from vit_finetune.module import ViTClassifier
+from vit_finetune.module import METRICS, ViTClassifier
 
 RESTART = "To start anew from its weights: fit --model.weights"
+BAD_LIGHTNING = {"2.6.2", "2.6.3"}  # malicious releases that were on the registry for some hours
+OLDEST_LIGHTNING = (2, 6, 6)  # earlier ones can be made to run code by a checkpoint
 
 
 def check_fit(
-    trainer: Trainer, model: ViTClassifier, data: ImageDataModule, path: Path | None, checkpoint: dict[str, Any] | None
+    trainer: Trainer,
+    model: ViTClassifier,
+    data: ImageDataModule,
+    path: Path | None,
+    checkpoint: dict[str, Any] | None,
 ) -> None:
     """Looks for reasons why ``fit`` would fail or do nothing.
 
@@ -31,18 +44,33 @@ def check_fit(
     """
     from vit_finetune import network
 
-    problems: list[str | None] = []
+    problems = [_unsafe_lightning(), *_unknown_metrics(trainer), _no_compiler(trainer, model)]
+    try:
+        size = network.parameter_bytes(model.hparams)
+        problems.append(_no_room(trainer, size))
+    except MisconfigurationException as error:
+        problems.append(str(error))
     if checkpoint is not None:
         problems.append(_cannot_resume(trainer, path, checkpoint))
     else:
-        problems.append(_occupied(trainer))
-        if model.hparams["weights"]:
-            problems.append(_no_file(model.hparams["weights"]))
-        elif model.hparams["pretrained"]:
-            network.check_name(model.hparams["name"])
-            problems.append(network.missing_weights(model.hparams["name"]))
+        problems += [_occupied(trainer), _no_weights(model)]
     problems.append(data.missing())
     refuse([problem for problem in problems if problem])
+    _warn(trainer)
+
+
+def check_shards(trainer: Trainer, path: Path | None) -> None:
+    """Refuses a checkpoint that several processes wrote in parts, where the strategy cannot read it.
+
+    Raises:
+        MisconfigurationException: Names the command that makes one file of it.
+    """
+    readers = (FSDPStrategy, ModelParallelStrategy)
+    if path is not None and path.is_dir() and not isinstance(trainer.strategy, readers):
+        raise MisconfigurationException(
+            f"--ckpt_path {path} is a folder of shards, which only the FSDP and ModelParallel strategies read. Make "
+            f"one file of it: python -m lightning.pytorch.utilities.consolidate_checkpoint {path}"
+        )
 
 
 def refuse(problems: list[str]) -> None:
@@ -55,7 +83,7 @@ def refuse(problems: list[str]) -> None:
 
 
 def _cannot_resume(trainer: Trainer, path: Path | None, checkpoint: dict[str, Any]) -> str | None:
-    if "optimizer_states" not in checkpoint:
+    if path is not None and path.is_file() and "optimizer_states" not in checkpoint:
         return f"--ckpt_path {path} holds weights only; training can go on from --ckpt_path last. {RESTART} {path}"
     epochs, steps = checkpoints.epochs_done(checkpoint), checkpoint["global_step"]
     for name, done, limit in (("epochs", epochs, trainer.max_epochs), ("steps", steps, trainer.max_steps)):
@@ -76,8 +104,75 @@ def _occupied(trainer: Trainer) -> str | None:
     return None
 
 
-def _no_file(weights: str) -> str | None:
-    return None if Path(weights).is_file() else f"--model.weights {weights}: no such file."
+def _no_weights(model: ViTClassifier) -> str | None:
+    from vit_finetune import network
+
+    file, name = model.hparams["weights"], model.hparams["name"]
+    if file:
+        return None if Path(file).is_file() else f"--model.weights {file}: no such file."
+    return network.missing_weights(name) if model.hparams["pretrained"] else None
+
+
+def _unsafe_lightning() -> str | None:
+    version = lightning.__version__
+    numbers = tuple(int(part) for part in version.split("+")[0].split(".")[:3] if part.isdigit())
+    if version in BAD_LIGHTNING:
+        return f"lightning {version} is a malicious release. Remove it, change the keys of this machine, take 2.6.6."
+    if numbers < OLDEST_LIGHTNING:
+        return f"lightning {version} can be made to run code by a checkpoint: pip install 'lightning>=2.6.6'."
+    return None
+
+
+def _unknown_metrics(trainer: Trainer) -> list[str]:
+    problems = []
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        monitor = callback.monitor if isinstance(callback, (EarlyStopping, ModelCheckpoint)) else None
+        if monitor is not None and monitor not in METRICS:
+            kind = type(callback).__name__
+            problems.append(f"{kind} follows {monitor!r}, which is not logged. Allowed: {', '.join(METRICS)}.")
+        elif monitor is not None and monitor.startswith("val/") and trainer.limit_val_batches == 0:
+            if isinstance(callback, EarlyStopping):
+                problems.append(
+                    f"EarlyStopping follows {monitor!r}, but --trainer.limit_val_batches 0 skips validation."
+                )
+            else:
+                rank_zero_warn("Validation is off: there will be no best checkpoint, only the last one.")
+    return problems
+
+
+def _no_compiler(trainer: Trainer, model: ViTClassifier) -> str | None:
+    on_cpu = trainer.strategy.root_device.type == "cpu"
+    if model.hparams["compile"] and on_cpu and not shutil.which(os.environ.get("CXX", "g++")):
+        return "--model.compile true needs a C++ compiler on a CPU: install g++ or set CXX, or leave it false."
+    return None
+
+
+def _no_room(trainer: Trainer, weights: int) -> str | None:
+    """Room for the best weights and two full states, of which one is being written; each is three times the weights."""
+    folder = Path(trainer.log_dir or trainer.default_root_dir).absolute()
+    while not folder.exists():
+        folder = folder.parent
+    if not os.access(folder, os.W_OK):
+        return f"{folder} cannot be written to; choose another folder with --trainer.default_root_dir."
+    free, needed = shutil.disk_usage(folder).free, 7 * weights
+    if trainer.checkpoint_callbacks and free < needed:
+        return (
+            f"{folder} has {free / 1e9:.1f} GB free; checkpoints take {needed / 1e9:.1f} GB. Make room, choose another "
+            "--trainer.default_root_dir, or set --trainer.enable_checkpointing false."
+        )
+    return None
+
+
+def _warn(trainer: Trainer) -> None:
+    """What works, but probably not as meant."""
+    device, precision = trainer.strategy.root_device, str(trainer.precision)
+    if device.type == "cuda" and precision.startswith("bf16") and torch.cuda.get_device_capability(device) < (8, 0):
+        name = torch.cuda.get_device_name(device)
+        rank_zero_warn(
+            f"{name} has no bf16 units: {precision} is emulated and slow. --trainer.precision 16-mixed is fast."
+        )
+    if device.type == "cpu" and precision.startswith("bf16") and not bf16_instructions():
+        rank_zero_warn(f"This processor has no bf16 units: --trainer.precision {precision} is slower than 32-true.")
 
 
 def has_bf16_units() -> bool:
@@ -91,6 +186,24 @@ def has_bf16_units() -> bool:
 
 
 def bf16_instructions() -> list[str]:
-    """The CPU's instructions for bf16, by PyTorch's names; empty too where PyTorch is too old to tell (before 2.11)."""
+    """The CPU's instructions for bf16, by PyTorch's names; empty too where PyTorch is too old to tell."""
     found: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
     return [unit for unit in ("avx512_bf16", "amx_bf16", "bf16") if found.get(unit)]
+
+
+def describe_machine() -> str:
+    """Devices, precision units, compiler and versions, for a bug report."""
+    import platform
+    from importlib.metadata import version
+
+    packages = ("lightning", "torch", "torchvision", "timm", "torchmetrics", "tensorboard", "jsonargparse", "numpy")
+    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    rows = {
+        "vit_finetune": vit_finetune.__version__,
+        "python": f"{platform.python_version()} on {platform.platform()}",
+        "cpu": f"{os.cpu_count()} cores, {torch.backends.cpu.get_cpu_capability()}, bf16 {bf16_instructions()}",
+        "gpu": f"{', '.join(gpus) or 'none'}" + (f", bf16: {has_bf16_units()}" if gpus else ""),
+        "c++": shutil.which(os.environ.get("CXX", "g++")) or "none: --model.compile will not work on the CPU",
+        **{name: version(name) for name in packages},
+    }
+    return "\n".join(f"{name:13s} {value}" for name, value in rows.items())

@@ -61,6 +61,9 @@ class LastCheckpoint(Checkpoint):
             return
         due = self.every_n_steps and trainer.global_step % self.every_n_steps == 0
         if due or trainer.global_step == trainer.max_steps:  # an epoch cut short must not count as finished
+            check: Any = getattr(pl_module, "check_finite", None)
+            if check is not None:  # no broken weights over good ones
+                check(float(outputs["loss"]), "training")
             self.save(trainer)
         if trainer.world_size == 1 or batch_idx % ASK_EVERY == 0:
             self._stop_if_asked(trainer)

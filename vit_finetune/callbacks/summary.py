@@ -1,14 +1,15 @@
 """What a run came to: for TensorBoard's table of runs, and for the person at the terminal."""
 
 import os
+from pathlib import Path
 from typing import Any
 
-import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
+from vit_finetune import checkpoints
 from vit_finetune.callbacks.last import LastCheckpoint
 
 
@@ -48,7 +49,7 @@ class RunSummary(Callback):
         lines = []
         if best is not None and best.best_model_path:
             score = f"{best.monitor} {float(best.best_model_score):.4f}" if best.best_model_score is not None else ""
-            epoch = torch.load(best.best_model_path, map_location="cpu", weights_only=True, mmap=True)["epoch"]
+            epoch = checkpoints.read_header(Path(best.best_model_path))["epoch"]
             lines += [f"best  {score} in epoch {epoch}  {os.path.relpath(best.best_model_path)}"]
         else:
             lines += ["best  none: no validation took place"]

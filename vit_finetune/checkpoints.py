@@ -2,6 +2,8 @@
 
 import os
 import pickle
+import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import SaveConfigCallback
 from lightning.pytorch.plugins.io import TorchCheckpointIO
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 KEYWORDS = {"best": "best-*.ckpt", "last": "last.ckpt"}
 
@@ -89,6 +92,30 @@ def epochs_done(checkpoint: dict[str, Any]) -> int:
     return done
 
 
+def consolidate(folder: Path) -> Path:
+    """Joins a checkpoint that several processes saved in parts into one file, ``last-whole.ckpt`` for ``last.ckpt``.
+
+    The file holds weights, options and classes: for evaluation, prediction and ``--model.weights``. Going on with the
+    training stays with the folder and the strategy that wrote it.
+
+    Raises:
+        MisconfigurationException: It is no such folder, or the file is there already.
+    """
+    whole = folder.with_name(f"{folder.stem}-whole.ckpt")
+    if not (folder / "meta.pt").is_file():
+        raise MisconfigurationException(f"{folder} is no folder of shards.")
+    if whole.exists():
+        raise MisconfigurationException(f"{whole} is there already.")
+    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+        dcp_to_torch_save(folder, Path(scratch) / "shards.pt")
+        shards = torch.load(Path(scratch) / "shards.pt", map_location="cpu", weights_only=True)
+    checkpoint = torch.load(folder / "meta.pt", map_location="cpu", weights_only=True)
+    # ModelParallelStrategy calls the weights state_dict, FSDPStrategy calls them model.
+    checkpoint["state_dict"] = shards.get("state_dict") or shards["model"]
+    AtomicCheckpointIO().save_checkpoint(checkpoint, whole)
+    return whole
+
+
 class AtomicCheckpointIO(TorchCheckpointIO):
     """Writes beside the final name and renames: a crash or a full disk leaves the file that was there before."""
 
@@ -133,3 +160,10 @@ class SaveConfig(SaveConfigCallback):
                     current.rename(older)
                 number += 1
         super().setup(trainer, pl_module, stage)
+
+
+if __name__ == "__main__":
+    try:
+        print(consolidate(Path(sys.argv[1])))
+    except (IndexError, MisconfigurationException) as error:
+        sys.exit(f"error: {error}. Usage: python -m vit_finetune.checkpoints FOLDER")

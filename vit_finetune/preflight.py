@@ -69,7 +69,7 @@ def check_shards(trainer: Trainer, path: Path | None) -> None:
     if path is not None and path.is_dir() and not isinstance(trainer.strategy, readers):
         raise MisconfigurationException(
             f"--ckpt_path {path} is a folder of shards, which only the FSDP and ModelParallel strategies read. Make "
-            f"one file of it: python -m lightning.pytorch.utilities.consolidate_checkpoint {path}"
+            f"one file of it: python -m vit_finetune.checkpoints {path}"
         )
 
 

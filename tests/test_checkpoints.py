@@ -11,7 +11,7 @@ import yaml
 from lightning.pytorch import Trainer
 
 from tests.conftest import CPU, TINY_KWARGS, equal, make_tree, only, scalars, weights
-from vit_finetune import ImageFolder, ViTClassifier, main
+from vit_finetune import ImageFolder, ViTClassifier, checkpoints, main
 
 
 @pytest.fixture
@@ -209,3 +209,17 @@ def test_resume_on_other_pictures_says_so(run: Path) -> None:
     other = make_tree(run.parent / "other", {"train": 6, "val": 1})
     with pytest.warns(UserWarning, match="training pictures are not those of the checkpoint"):
         main(["fit", f"--ckpt_path={last}", *CPU, "--trainer.max_epochs=2", f"--data.root={other}"])
+
+
+def test_restart_goes_on_only_when_a_job_was_started_again(
+    run: Path, folder_args: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fresh at first; from the newest last.ckpt when torchrun or SLURM says that this is another attempt."""
+    assert checkpoints.resolve("restart", Path("runs"), None) is None
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert checkpoints.resolve("restart", Path("runs"), "imagefolder") == Path("runs") / only(
+        run, "last.ckpt"
+    ).relative_to(run.parent.parent)
+    main(["fit", *folder_args, "--ckpt_path=restart", "--trainer.max_epochs=2", "--experiment=imagefolder"])
+    assert torch.load(only(run, "last.ckpt"), weights_only=True)["global_step"] == 10
+    assert checkpoints.resolve("restart", Path("runs"), "none-yet") is None

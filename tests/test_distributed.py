@@ -54,10 +54,11 @@ def trained(tmp_path: Path) -> Path:
 
 
 def test_each_picture_is_scored_and_predicted_once(trained: Path, tmp_path: Path) -> None:
-    """Five pictures, one wrong: 0.8 on one process and on two, and the same table of predictions."""
+    """Five pictures, one wrong: 0.8 on one, two and three processes, and the same table of predictions."""
     options = [f"--ckpt_path={trained}", f"--data.root={tmp_path / 'five'}", "--data.batch_size=1"]
     tables = []
-    for devices in (["--trainer.accelerator=cpu", "--trainer.devices=1"], DDP):
+    three = ["--trainer.accelerator=cpu", "--trainer.devices=3", "--trainer.strategy=ddp"]
+    for devices in (["--trainer.accelerator=cpu", "--trainer.devices=1"], DDP, three):
         out = run("test", *options, *devices, folder=tmp_path)
         row = next(line for line in out.splitlines() if "test/acc" in line)
         assert "0.8" in row and "0.83" not in row, row
@@ -65,9 +66,10 @@ def test_each_picture_is_scored_and_predicted_once(trained: Path, tmp_path: Path
         newest = max(tmp_path.rglob("predictions*.csv"), key=lambda path: path.stat().st_mtime_ns)
         tables.append(list(csv.reader(newest.open(encoding="utf-8"))))
     assert len(tables[0]) == 6
-    assert [row[:2] for row in tables[0]] == [row[:2] for row in tables[1]]
-    for left, right in zip(tables[0][1:], tables[1][1:], strict=True):
-        assert np.allclose([float(x) for x in left[2:]], [float(x) for x in right[2:]], atol=1e-5)
+    for table in tables[1:]:
+        assert [row[:2] for row in tables[0]] == [row[:2] for row in table]
+        for left, right in zip(tables[0][1:], table[1:], strict=True):
+            assert np.allclose([float(x) for x in left[2:]], [float(x) for x in right[2:]], atol=1e-5)
 
 
 def test_two_processes_equal_one_on_the_same_global_batch(tmp_path: Path) -> None:

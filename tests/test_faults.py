@@ -59,14 +59,20 @@ def test_killed_anywhere_ends_as_if_it_had_not_been(
     assert equal(weights(last), weights(only(tmp_path / "runs" / "whole", "last.ckpt")))
 
 
-def start(options: list[str], folder: Path) -> subprocess.Popen[str]:
-    """Starts the command as a process of its own."""
+def start(options: list[str], folder: Path, launcher: tuple[str, ...] = ()) -> subprocess.Popen[str]:
+    """Starts the command as a process of its own, or by torchrun with these options."""
     environment = {
         k: v for k, v in os.environ.items() if not k.startswith(("PL_", "MASTER_", "LOCAL_RANK", "NODE_RANK"))
     }
     environment |= {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
-        [sys.executable, "-m", "vit_finetune", *options],
+        [
+            sys.executable,
+            *(("-m", "torch.distributed.run", *launcher) if launcher else ()),
+            "-m",
+            "vit_finetune",
+            *options,
+        ],
         cwd=folder,
         env=environment,
         stdout=subprocess.PIPE,
@@ -96,18 +102,24 @@ def wait_until_gone(group: int) -> None:
     pytest.fail("processes are left")
 
 
-def test_kill_9_of_a_real_process(options: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("devices", "seed"),
+    [(1, 0), *[pytest.param(devices, seed, marks=pytest.mark.slow) for devices in (1, 2) for seed in (1, 2, 3)]],
+)
+def test_kill_9_of_a_real_process(devices: int, seed: int, options: list[str], tmp_path: Path) -> None:
     """Killed at a random moment; what it left is whole, and going on ends at the weights of the run that was not."""
+    options = [*options, "--trainer.devices=2", "--trainer.strategy=ddp"] if devices == 2 else options
     start([*options, "--experiment=whole"], tmp_path).wait(LIMIT)
     process = start([*options, "--experiment=killed"], tmp_path)
     wait_for(process, lambda: list((tmp_path / "runs" / "killed").rglob("last.ckpt")))
-    time.sleep(random.Random(0).random() * 0.3)
-    process.kill()
+    time.sleep(random.Random(seed).random() * 0.3)
+    os.killpg(process.pid, signal.SIGKILL)
     process.wait(LIMIT)
-    last = only(tmp_path / "runs" / "killed", "last.ckpt")
-    if torch.load(last, weights_only=True)["global_step"] < 15:
+    last, whole = (only(tmp_path / "runs" / name, "last.ckpt") for name in ("killed", "whole"))
+    steps = [torch.load(path, weights_only=True)["global_step"] for path in (last, whole)]
+    if steps[0] < steps[1]:  # else it was done before it was killed
         assert start([*options, f"--ckpt_path={last}"], tmp_path).wait(LIMIT) == 0
-    assert equal(weights(last), weights(only(tmp_path / "runs" / "whole", "last.ckpt")))
+    assert equal(weights(last), weights(whole))
 
 
 @pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.slow)])
@@ -151,3 +163,22 @@ def test_run_cut_by_max_steps_goes_on_in_its_epoch(options: list[str], tmp_path:
     assert torch.load(last, weights_only=True)["global_step"] == 3
     main([*options, "--trainer.max_epochs=1", f"--ckpt_path={last}"])
     assert torch.load(last, weights_only=True)["global_step"] == 5
+
+
+@pytest.mark.slow
+def test_torchrun_restarts_all_processes_where_they_were(options: list[str], tmp_path: Path) -> None:
+    """One of two processes is killed: torchrun starts both again, and the run ends as one that was never killed."""
+    several = [*options, "--trainer.devices=2", "--trainer.strategy=ddp", "--trainer.max_epochs=60"]
+    launcher = ("--standalone", "--nproc_per_node=2", "--max_restarts=2")
+    assert start([*several, "--experiment=whole"], tmp_path, launcher).wait(LIMIT) == 0
+    process = start([*several, "--experiment=killed", "--ckpt_path=restart"], tmp_path, launcher)
+    wait_for(process, lambda: list((tmp_path / "runs" / "killed").rglob("last.ckpt")))
+    children = subprocess.run(
+        ["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=True
+    ).stdout.split()
+    os.kill(int(children[-1]), signal.SIGKILL)
+    output, _ = process.communicate(timeout=LIMIT)
+    assert process.returncode == 0, output
+    assert "checkpoint: " in output
+    runs = [only(tmp_path / "runs" / name, "last.ckpt") for name in ("whole", "killed")]
+    assert equal(*(weights(last) for last in runs))

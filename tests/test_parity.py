@@ -16,7 +16,7 @@ TOLERANCE = {
     "precision/16-mixed-cpu": 0.07,  # equal to 0.001 until the first scale overflows; that step is skipped, as designed
     "precision/16-mixed": 0.02,  # runs as bf16-mixed on a CPU
     "precision/bf16-mixed": 0.02,
-    # Random weights are drawn in 16 bits, other ones then; after that small updates are lost, with float16 more of them.
+    # Random weights are drawn in 16 bits, so they are other ones; after that small updates are lost.
     "precision/bf16-true": 0.25,
     "precision/16-true": 0.5,
     "speed/grad_checkpointing": 0.0,

@@ -24,7 +24,7 @@ def test_opens_with_the_two_commands() -> None:
         "&& python -m vit_finetune fit --config configs/quickstart.yaml"
     )
     assert COMMANDS[1] == "pytest"
-    assert len(ROWS) == 3
+    assert len(ROWS) >= 3
     assert "pytest" in (REPOSITORY / ".ci" / "run").read_text().splitlines()
 
 

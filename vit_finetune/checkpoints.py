@@ -15,23 +15,33 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 KEYWORDS = {"best": "best-*.ckpt", "last": "last.ckpt"}
+# How often torchrun or SLURM has started this job again.
+RESTART_COUNTS = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
 
 
-def resolve(asked: str, runs: Path, experiment: str | None) -> Path:
+def resolve(asked: str, runs: Path, experiment: str | None) -> Path | None:
     """Finds the checkpoint that ``--ckpt_path`` means.
 
     Args:
-        asked: A file, or ``best`` or ``last`` of the newest run that has one.
+        asked: A file, or ``best`` or ``last`` of the newest run that has one, or ``restart``: nothing at first, and
+            ``last`` when torchrun or SLURM has started the job again.
         runs: Where all runs lie.
         experiment: Look only among its runs, if it has any.
+
+    Returns:
+        The file, or ``None`` for a fresh start.
 
     Raises:
         MisconfigurationException: There is no such file.
     """
+    if asked == "restart":
+        again = any(int(os.environ.get(name, "0")) for name in RESTART_COUNTS)
+        folder = runs / experiment if experiment else runs
+        return resolve("last", runs, experiment) if again and list(folder.rglob(KEYWORDS["last"])) else None
     if asked not in KEYWORDS:
         path = Path(asked)
         if not path.exists():
-            raise MisconfigurationException(f"--ckpt_path {asked}: no such file. Give a file, best, or last.")
+            raise MisconfigurationException(f"--ckpt_path {asked}: no such file. Give a file, best, last, or restart.")
         return path
     folder = runs / experiment if experiment and (runs / experiment).is_dir() else runs
     found = sorted(folder.rglob(f"checkpoints/{KEYWORDS[asked]}"), key=lambda path: path.stat().st_mtime)

@@ -43,6 +43,7 @@ def main(args: ArgsType = None) -> None:
         SystemExit: With code 2 after a user's mistake, which is explained in a line on standard error.
     """
     quiet.filter_library_chatter()
+    _meet_anew_after_a_restart()
     set_parsing_settings(add_print_completion_argument=True)
     try:
         ViTCLI(
@@ -76,6 +77,18 @@ def main(args: ArgsType = None) -> None:
     except (torch.OutOfMemoryError, MemoryError) as error:
         print(f"error: {OUT_OF_MEMORY} ({str(error).splitlines()[0]})", file=sys.stderr)
         raise SystemExit(1) from error
+
+
+def _meet_anew_after_a_restart() -> None:
+    """Lets processes that torchrun has started again meet at a new address.
+
+    At the old one torch 2.14 still tells where the processes of the attempt before were, and the first to arrive waits
+    for those in vain.
+    """
+    attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    if attempt and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"
+        os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + attempt)
 
 
 class ViTTrainer(Trainer):
@@ -160,6 +173,10 @@ class ViTCLI(LightningCLI):
     def _parse_with_checkpoint(self, typed: Any, args: ArgsType) -> None:
         runs = Path(typed.trainer.default_root_dir if "trainer" in typed else typed.default_root_dir)
         self.checkpoint_path = checkpoints.resolve(typed.ckpt_path, runs, _experiment(typed))
+        if self.checkpoint_path is None:
+            super().parse_arguments(self.parser, args)
+            self._options.ckpt_path = None
+            return
         self.checkpoint = checkpoints.read_header(self.checkpoint_path)
         model, data = checkpoints.option_defaults(self.checkpoint)
         self._set_defaults(model | ({"data": data} if data else {}))

@@ -21,8 +21,9 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info
 import vit_finetune
 from vit_finetune import callbacks, checkpoints, preflight, quiet
 from vit_finetune.data import ImageDataModule
-from vit_finetune.module import NotFinite, ViTClassifier
+from vit_finetune.module import ViTClassifier
 from vit_finetune.usage import ReadableParser
+from vit_finetune.window import NotFinite
 
 RUNS = "runs"
 OUT_OF_MEMORY = (

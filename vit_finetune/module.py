@@ -1,9 +1,7 @@
 """The LightningModule: one shared step, losses and metrics, and what a checkpoint holds."""
 
-import math
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningModule
@@ -16,6 +14,7 @@ from vit_finetune.data.pictures import Batch
 from vit_finetune.hparams import make_plain
 from vit_finetune.preprocess import Preprocess
 from vit_finetune.scores import Scores
+from vit_finetune.window import TrainWindow, require_finite
 
 # timm takes a third of a second to import; `--help` reads this file and must not wait for it. What uses timm lives in
 # network.py and optim.py, which are imported where a network is really built.
@@ -23,10 +22,6 @@ from vit_finetune.scores import Scores
 
 METRICS = tuple(f"{stage}/{name}" for stage in ("train", "val") for name in ("loss", "acc", "acc_top5"))
 """What a fit logs by epoch; top-5 accuracy where there are more than five classes."""
-
-
-class NotFinite(RuntimeError):
-    """The loss is not a number any more; the message says where and what may help."""
 
 
 class ViTClassifier(LightningModule):
@@ -92,8 +87,7 @@ class ViTClassifier(LightningModule):
         make_plain(self.hparams)
         self.fresh = True  # False when a checkpoint is about to fill the network, so that no weights are fetched for it
         self.net = None
-        self._window: list[tuple[Tensor, Tensor, Tensor]] = []  # losses, logits, labels of steps not yet logged
-        self.latest: dict[str, float] = {}  # what was logged last within an epoch, for progress displays
+        self.window = TrainWindow()
 
     # The network
 
@@ -184,37 +178,11 @@ class ViTClassifier(LightningModule):
         """Returns the loss; metrics are fed once per logging interval, which keeps the step free of their cost."""
         logits = self(batch["image"]).float()
         loss = F.cross_entropy(logits, batch["label"], label_smoothing=self.hparams["label_smoothing"])
-        self._window.append((loss.detach().expand(len(logits)), logits.detach(), batch["label"]))
+        self.window.add(loss, logits, batch["label"])
         every = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
         if self.trainer.is_last_batch or (every and (batch_idx + 1) % every == 0):
-            self._log_window(self.global_step)
+            self.window.log(self, self.train_scores, self.global_step)
         return loss
-
-    def _log_window(self, step: int) -> None:
-        """Feeds the train metrics with the steps since the last call and logs their mean loss and accuracy."""
-        if not self._window:
-            return
-        window = self.train_scores.add(*(torch.cat(column) for column in zip(*self._window, strict=True)))
-        self._window.clear()
-        self.latest = {f"train/{name}_step": float(value) for name, value in window.items()}
-        self.latest["train/lr"] = max(group["lr"] for group in self.trainer.optimizers[0].param_groups)
-        self.check_finite(self.latest.get("train/loss_step", 0.0), "training")
-        # Not by self.log: it costs about half a millisecond a key, and what it shows in a bar is read at every step.
-        for logger in self.loggers:
-            logger.log_metrics(self.latest, step=step)
-
-    def check_finite(self, loss: float, stage: str) -> None:
-        """Stops all processes when one has lost its numbers, before anything is saved over a good checkpoint."""
-        if self.trainer.strategy.reduce_boolean_decision(math.isfinite(loss), all=True):
-            return
-        rate = max(
-            (group["lr"] for optimizer in self.trainer.optimizers for group in optimizer.param_groups), default=0
-        )
-        raise NotFinite(
-            f"The {stage} loss is not finite by step {self.global_step} (learning rate {rate:.3g}, precision "
-            f"{self.trainer.precision}). The last good checkpoint is kept: --ckpt_path last. Try a lower --model.lr, a "
-            "longer --model.warmup, --trainer.gradient_clip_val 1, or --trainer.precision bf16-mixed or 32-true."
-        )
 
     def on_train_start(self) -> None:
         """Gives the schedule its length, and lets what was typed win over the optimiser state of a checkpoint."""
@@ -230,11 +198,12 @@ class ViTClassifier(LightningModule):
 
     def on_train_epoch_start(self) -> None:
         """Starts the epoch with an empty window."""
-        self._window.clear()
+        self.window.clear()
 
     def on_train_epoch_end(self) -> None:
         """Logs loss and accuracy over the whole epoch."""
-        self._log_window(self.global_step - 1)  # something is left where --trainer.max_steps cut the epoch short
+        # Something is left where --trainer.max_steps cut the epoch short.
+        self.window.log(self, self.train_scores, self.global_step - 1)
         self.train_scores.log(self, "train")
 
     def configure_optimizers(self) -> Any:
@@ -302,7 +271,7 @@ class ViTClassifier(LightningModule):
     def on_validation_epoch_end(self) -> None:
         """Logs ``val/loss``, ``val/acc`` and, with more than five classes, ``val/acc_top5``."""
         if self.trainer.training or self.trainer.validating:
-            self.check_finite(float(self.val_scores.loss.compute()), "validation")
+            require_finite(self.trainer, float(self.val_scores.loss.compute()), "validation")
         self.val_scores.log(self, "val")
 
     def on_test_epoch_end(self) -> None:

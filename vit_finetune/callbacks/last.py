@@ -13,6 +13,8 @@ from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.plugins.environments import SLURMEnvironment
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
+from vit_finetune.window import require_finite
+
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 ASK_EVERY = 10  # steps; several processes have to agree on where to stop, and asking takes a message each
 
@@ -61,9 +63,7 @@ class LastCheckpoint(Checkpoint):
             return
         due = self.every_n_steps and trainer.global_step % self.every_n_steps == 0
         if due or trainer.global_step == trainer.max_steps:  # an epoch cut short must not count as finished
-            check: Any = getattr(pl_module, "check_finite", None)
-            if check is not None:  # no broken weights over good ones
-                check(float(outputs["loss"]), "training")
+            require_finite(trainer, float(outputs["loss"]), "training")  # no broken weights over good ones
             self.save(trainer)
         if trainer.world_size == 1 or batch_idx % ASK_EVERY == 0:
             self._stop_if_asked(trainer)

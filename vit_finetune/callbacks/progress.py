@@ -7,6 +7,8 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar, RichProgressBar
 
+from vit_finetune.window import TrainWindow
+
 REFRESH_EVERY = 20  # steps; a bar redrawn each step costs as much as the rest of the logging
 LINE_EVERY = 30.0  # seconds between lines in a file
 
@@ -21,7 +23,7 @@ class RichProgress(RichProgressBar):
 
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> Any:
         """Picks them from the epoch's metrics and from what the module logs within an epoch."""
-        known = {**super().get_metrics(trainer, pl_module), **getattr(pl_module, "latest", {})}
+        known = {**super().get_metrics(trainer, pl_module), **_latest(pl_module)}
         shown = {name: f"{known[name]:.3f}" for name in ("train/loss_step", "val/acc") if name in known}
         return shown | ({"lr": f"{known['train/lr']:.1e}"} if "train/lr" in known else {})
 
@@ -72,6 +74,12 @@ class PlainProgress(ProgressBar):
         if not self._enabled:
             return
         last = f"/{trainer.max_epochs - 1}" if trainer.max_epochs and trainer.max_epochs > 0 else ""  # both from 0
-        known = {**trainer.progress_bar_metrics, **getattr(trainer.lightning_module, "latest", {})}
+        known = {**trainer.progress_bar_metrics, **_latest(trainer.lightning_module)}
         shown = "  ".join(f"{name} {known[name]:.4g}" for name in names if name in known)
         print(f"epoch {self._epoch}{last} {position}  {shown}", flush=True)
+
+
+def _latest(module: LightningModule) -> dict[str, float]:
+    """What the module logged last within the epoch; other modules than ours may have no such thing."""
+    window = getattr(module, "window", None)
+    return window.latest if isinstance(window, TrainWindow) else {}

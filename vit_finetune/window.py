@@ -67,9 +67,9 @@ def require_finite(trainer: Trainer, loss: float, stage: str) -> None:
         NotFinite: The loss of some process is not a number.
     """
     if not trainer.strategy.reduce_boolean_decision(math.isfinite(loss), all=True):
-        rate = f"learning rate {learning_rate(trainer):.3g}"
+        state = f"learning rate {learning_rate(trainer):.3g}, precision {trainer.precision}"
         raise NotFinite(
-            f"The {stage} loss is not finite by step {trainer.global_step} ({rate}, precision {trainer.precision}). The "
+            f"The {stage} loss is not finite by step {trainer.global_step} ({state}). The "
             "last good checkpoint is kept: --ckpt_path last. Try a lower --model.lr, a longer --model.warmup, "
             "--trainer.gradient_clip_val 1, or --trainer.precision bf16-mixed or 32-true."
         )

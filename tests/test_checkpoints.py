@@ -131,6 +131,13 @@ def test_files_that_are_no_checkpoint(tmp_path: Path, fails: Callable[..., str],
     assert "is damaged or no checkpoint" in fails("fit", *folder_args, f"--ckpt_path={tmp_path / 'cut.ckpt'}")
 
 
+def test_checkpoint_of_another_network_is_refused(run: Path, fails: Callable[..., str]) -> None:
+    """At another size, and at another depth; the same size again needs no option."""
+    for change in ("--model.img_size=64", "--model.timm_kwargs={patch_size: 8, embed_dim: 24, depth: 3, num_heads: 2}"):
+        message = fails("test", "--ckpt_path=best", "--trainer.accelerator=cpu", change)
+        assert "does not fit the network" in message and "fit --model.weights FILE" in message
+
+
 def test_other_data_set_does_not_inherit_options(run: Path, fails: Callable[..., str]) -> None:
     """The checkpoint's classes meet those of the data that was typed; nothing of the old data set carries over."""
     message = fails("test", "--ckpt_path=best", "--data=Shapes", "--trainer.accelerator=cpu")

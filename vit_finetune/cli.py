@@ -183,9 +183,7 @@ class ViTCLI(LightningCLI):
         self._set_defaults(model | ({"data": data} if data else {}))
         super().parse_arguments(self.parser, args)
         if data and self._options.data.class_path != data["class_path"]:
-            self._set_defaults(
-                {"data": DEFAULT_DATA}
-            )  # another class is asked for: no option of the old one carries over
+            self._set_defaults({"data": DEFAULT_DATA})  # another class: no option of the old one carries over
             super().parse_arguments(self.parser, args)
         self._options.ckpt_path = str(self.checkpoint_path)
         rank_zero_info(f"checkpoint: {self.checkpoint_path}")

@@ -1,5 +1,6 @@
 """The LightningModule: one shared step, losses and metrics, and what a checkpoint holds."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch.nn.functional as F
@@ -283,6 +284,22 @@ class ViTClassifier(LightningModule):
         return {"index": batch["index"], "probability": self(batch["image"]).float().softmax(-1)}
 
     # Checkpoints
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Fills the network.
+
+        Raises:
+            MisconfigurationException: The tensors are those of another network.
+        """
+        try:
+            return super().load_state_dict(state_dict, strict, assign)
+        except RuntimeError as error:
+            details = "; ".join(line.strip() for line in str(error).splitlines()[1:4])
+            raise MisconfigurationException(
+                "The checkpoint does not fit the network that --model.name, img_size and timm_kwargs describe. Leave "
+                "them out to take the checkpoint's, or start anew from its weights by fit --model.weights FILE. "
+                f"{details}"
+            ) from error
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Says when a resumed run would train on other pictures than before, some of which were held out then."""

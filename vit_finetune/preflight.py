@@ -171,6 +171,8 @@ def _warn(trainer: Trainer) -> None:
         rank_zero_warn(
             f"{name} has no bf16 units: {precision} is emulated and slow. --trainer.precision 16-mixed is fast."
         )
+    if isinstance(trainer.strategy, FSDPStrategy) and trainer.world_size == 1:
+        rank_zero_warn("FSDP on one device shards nothing and costs time; leave --trainer.strategy out.")
     if device.type == "cpu" and precision.startswith("bf16") and not bf16_instructions():
         rank_zero_warn(f"This processor has no bf16 units: --trainer.precision {precision} is slower than 32-true.")
 

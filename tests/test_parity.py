@@ -51,11 +51,12 @@ def test_float16_without_scaling_trains_or_says_that_it_cannot(
     options: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """AdamW's epsilon of 1e-8 is zero in float16: whether a run survives that differs between releases of PyTorch."""
+    code: object = 0
     try:
         main([*options, "--data.batch_size=8", f"--config={CONFIGS / 'precision' / '16-true'}.yaml"])
     except SystemExit as stop:
-        assert stop.code == 1
-        assert "loss is not finite" in capsys.readouterr().err
+        code = stop.code
+    assert code == (1 if "loss is not finite" in capsys.readouterr().err else 0)
 
 
 def test_two_small_batches_equal_a_large_one(options: list[str], tmp_path: Path) -> None:

@@ -142,6 +142,30 @@ def test_signals_save_and_end_with_their_code(
     assert torch.load(only(tmp_path, "last.ckpt"), weights_only=True)["optimizer_states"]
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_signals_are_given_back(
+    number: signal.Signals, code: int, options: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a process that lives on, such as a notebook's, the next Ctrl+C must work as before."""
+    from vit_finetune import ViTClassifier
+
+    train = ViTClassifier.training_step
+
+    def receives(self: ViTClassifier, batch: dict[str, torch.Tensor], batch_idx: int) -> torch.Tensor:
+        signal.raise_signal(number)
+        return train(self, batch, batch_idx)
+
+    handlers = [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)]
+    with monkeypatch.context() as patch:
+        patch.setattr(ViTClassifier, "training_step", receives)
+        with pytest.raises(SystemExit) as stop:
+            main(options)
+    assert stop.value.code == code
+    assert [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)] == handlers
+    main([*options, "--trainer.max_epochs=1", "--experiment=whole"])  # and after a run that ends by itself
+    assert [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)] == handlers
+
+
 def test_full_disk_leaves_the_older_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "last.ckpt"
     io = checkpoints.AtomicCheckpointIO()

@@ -73,6 +73,11 @@ def test_impossible_network_before_data(fails: Callable[..., str]) -> None:
     assert "nowhere is not a folder" in message
 
 
+def test_unknown_name_is_one_problem(folder_args: list[str], fails: Callable[..., str]) -> None:
+    message = fails("fit", *folder_args, "--model.name=vit_tiny_patch16_999", "--model.pretrained=true")
+    assert "is not a timm model" in message and "stand in the way" not in message
+
+
 def test_old_gpu_gets_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = type("T", (), {"precision": "bf16-mixed"})()
     trainer.strategy = type("S", (), {"root_device": torch.device("cuda", 0)})()

@@ -110,7 +110,13 @@ def _no_weights(model: ViTClassifier) -> str | None:
     file, name = model.hparams["weights"], model.hparams["name"]
     if file:
         return None if Path(file).is_file() else f"--model.weights {file}: no such file."
-    return network.missing_weights(name) if model.hparams["pretrained"] else None
+    if not model.hparams["pretrained"]:
+        return None
+    try:
+        network.check_name(name)
+    except MisconfigurationException:
+        return None  # an unknown name is a problem of its own, told already
+    return network.missing_weights(name)
 
 
 def _unsafe_lightning() -> str | None:

@@ -35,7 +35,6 @@ class LastCheckpoint(Checkpoint):
         self.save_weights_only = save_weights_only
         self.path: Path | None = None
         self._received: int | None = None
-        self._before: dict[int, Any] = {}
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Decides on the file, the same in every process."""
@@ -47,7 +46,8 @@ class LastCheckpoint(Checkpoint):
         self._received = None
         slurm = isinstance(trainer._accelerator_connector.cluster_environment, SLURMEnvironment)
         if threading.current_thread() is threading.main_thread() and not slurm:
-            self._before = {number: signal.signal(number, self._receive) for number in SIGNALS}
+            for number in SIGNALS:
+                signal.signal(number, self._receive)  # Lightning gives them back, whichever way the run ends
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         if self._received is not None and number == signal.SIGINT:
@@ -73,12 +73,6 @@ class LastCheckpoint(Checkpoint):
         if trainer.is_last_batch:
             self.save(trainer)
         self._stop_if_asked(trainer)
-
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Gives the signals back."""
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-        self._before = {}
 
     def save(self, trainer: Trainer) -> None:
         """Writes the file; called in every process."""

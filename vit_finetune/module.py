@@ -11,10 +11,11 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 
 import vit_finetune
+from vit_finetune import calibration
 from vit_finetune.data.pictures import Batch
 from vit_finetune.hparams import make_plain
 from vit_finetune.preprocess import Preprocess
-from vit_finetune.scores import Scores
+from vit_finetune.scores import Outputs, Scores
 from vit_finetune.window import TrainWindow, require_finite
 
 # timm takes a third of a second to import; `--help` reads this file and must not wait for it. What uses timm lives in
@@ -59,6 +60,7 @@ class ViTClassifier(LightningModule):
     train_scores: Scores
     val_scores: Scores
     test_scores: Scores
+    val_outputs: Outputs
 
     def __init__(
         self,
@@ -88,6 +90,7 @@ class ViTClassifier(LightningModule):
         make_plain(self.hparams)
         self.fresh = True  # False when a checkpoint is about to fill the network, so that no weights are fetched for it
         self.net = None
+        self.temperature = 1.0  # see calibration.py
         self.window = TrainWindow()
 
     # The network
@@ -158,6 +161,7 @@ class ViTClassifier(LightningModule):
             net.compile()  # in place: wrapping would put a prefix before every key of a checkpoint
         self.preprocess = network.preprocessing(self.preprocessing)
         self.train_scores, self.val_scores, self.test_scores = (Scores(len(self.class_names)) for _ in range(3))
+        self.val_outputs = Outputs()
         return net
 
     def forward(self, images: Tensor) -> Tensor:
@@ -172,6 +176,10 @@ class ViTClassifier(LightningModule):
         assert self.net is not None
         logits: Tensor = self.net(self.preprocess(images))
         return logits
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """Calibrated probabilities, float32 of the shape of the logits; see :mod:`vit_finetune.calibration`."""
+        return (logits.float() / self.temperature).softmax(-1)
 
     # Training
 
@@ -256,24 +264,30 @@ class ViTClassifier(LightningModule):
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Scores held-out pictures."""
-        self._score(self.val_scores, batch)
+        self.val_outputs.update(*self._score(self.val_scores, batch))
 
     def test_step(self, batch: Batch, batch_idx: int) -> None:
         """Scores test pictures."""
         self._score(self.test_scores, batch)
 
-    def _score(self, scores: Scores, batch: Batch) -> None:
+    def _score(self, scores: Scores, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """Counts a batch; returns logits, labels and positions of its pictures."""
         logits = self(batch["image"]).float()
         real = batch["index"] >= 0  # leaves out the fillers that even out several processes
-        logits, labels = logits[real], batch["label"][real]
+        logits, labels, index = logits[real], batch["label"][real], batch["index"][real]
         losses = F.cross_entropy(logits, labels, reduction="none")
         scores.add(losses, logits, labels)
+        return logits, labels, index
 
     def on_validation_epoch_end(self) -> None:
-        """Logs ``val/loss``, ``val/acc`` and, with more than five classes, ``val/acc_top5``."""
+        """Logs ``val/loss``, ``val/acc`` and, with more than five classes, ``val/acc_top5``; fits the temperature."""
         if self.trainer.training or self.trainer.validating:
             require_finite(self.trainer, float(self.val_scores.loss.compute()), "validation")
         self.val_scores.log(self, "val")
+        if self.trainer.state.fn == "fit" and not self.trainer.sanity_checking:
+            logits, labels, _ = self.val_outputs.compute()
+            self.temperature = calibration.fit_temperature(logits, labels)
+        self.val_outputs.reset()
 
     def on_test_epoch_end(self) -> None:
         """Logs the same for ``test/``."""
@@ -281,7 +295,7 @@ class ViTClassifier(LightningModule):
 
     def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
         """Returns ``index`` int64 ``(B,)``, -1 for fillers, and ``probability`` float32 ``(B, C)``."""
-        return {"index": batch["index"], "probability": self(batch["image"]).float().softmax(-1)}
+        return {"index": batch["index"], "probability": self.probabilities(self(batch["image"]))}
 
     # Checkpoints
 
@@ -302,7 +316,8 @@ class ViTClassifier(LightningModule):
             ) from error
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Says when a resumed run would train on other pictures than before, some of which were held out then."""
+        """Reads the temperature; says when a resumed run would train on pictures that were held out before."""
+        self.temperature = checkpoint.get("vit_finetune", {}).get("temperature", 1.0)
         trainer = self._trainer
         if trainer is not None and trainer.state.fn == "fit":
             before = checkpoint.get("vit_finetune", {}).get("split_fingerprint")
@@ -316,5 +331,6 @@ class ViTClassifier(LightningModule):
             "version": vit_finetune.__version__,
             "class_names": self.class_names,
             "preprocessing": self.preprocessing,
+            "temperature": self.temperature,
             "split_fingerprint": getattr(datamodule, "split_fingerprint", None),
         }

@@ -1,9 +1,10 @@
-"""Loss and accuracy of one stage."""
+"""Loss, accuracy and answers of one stage."""
 
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
-from torchmetrics import MeanMetric, MetricCollection
+from torchmetrics import MeanMetric, Metric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
+from torchmetrics.utilities import dim_zero_cat
 
 
 class Scores(nn.Module):
@@ -46,3 +47,37 @@ class Scores(nn.Module):
         module.log(f"{stage}/loss", self.loss, prog_bar=True)
         for name, metric in self.accuracy.items():
             module.log(f"{stage}/{name}", metric, prog_bar=name == "acc")
+
+
+class Outputs(Metric):
+    """Everything a stage answered, gathered from all processes when it is asked for.
+
+    For what cannot be counted batch by batch: the temperature, the test report.
+    """
+
+    logits: list[Tensor]
+    labels: list[Tensor]
+    index: list[Tensor]
+    full_state_update = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("logits", "labels", "index"):
+            self.add_state(name, default=[], dist_reduce_fx="cat")
+
+    def update(self, logits: Tensor, labels: Tensor, index: Tensor) -> None:
+        """Keeps pictures.
+
+        Args:
+            logits: float32, shape ``(B, C)``.
+            labels: int64, shape ``(B,)``.
+            index: int64, shape ``(B,)``, their positions in the set.
+        """
+        for kept, new in zip((self.logits, self.labels, self.index), (logits, labels, index), strict=True):
+            kept.append(new)
+
+    def compute(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns logits, labels and index of all pictures in the order of the index."""
+        logits, labels, index = (dim_zero_cat(kept) for kept in (self.logits, self.labels, self.index))
+        order = index.argsort()
+        return logits[order], labels[order], index[order]

@@ -20,6 +20,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 import vit_finetune
 from vit_finetune import callbacks, checkpoints, preflight, quiet
+from vit_finetune.commands import EXTRA_COMMANDS, ViTTrainer
 from vit_finetune.data import ImageDataModule
 from vit_finetune.module import ViTClassifier
 from vit_finetune.usage import ReadableParser
@@ -90,19 +91,6 @@ def _meet_anew_after_a_restart() -> None:
     if attempt and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"
         os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + attempt)
-
-
-class ViTTrainer(Trainer):
-    """Lightning's Trainer with one more command."""
-
-    def doctor(self, model: ViTClassifier, datamodule: ImageDataModule, ckpt_path: str | None = None) -> None:
-        """Print the machine and check a fit with these options without starting it.
-
-        Args:
-            model: The model that would be trained.
-            datamodule: The data that it would be trained on.
-            ckpt_path: The checkpoint that training would go on from.
-        """
 
 
 class ViTCLI(LightningCLI):
@@ -248,7 +236,7 @@ class ViTCLI(LightningCLI):
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
         """The commands, and which of their arguments are not options."""
-        return {**LightningCLI.subcommands(), "doctor": {"model", "datamodule"}}
+        return {**LightningCLI.subcommands(), **{name: {"model", "datamodule"} for name in EXTRA_COMMANDS}}
 
     def before_doctor(self) -> None:
         """Runs the checks of ``fit`` after saying what machine this is."""

@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 from torchvision.transforms import v2
 
+from vit_finetune.benchmark.spread import spread
 from vit_finetune.data import Shapes
 from vit_finetune.preprocess import Preprocess
 
@@ -60,9 +61,8 @@ def measure() -> None:
             rates["ours, bf16"].append(rate(lambda: ours(half), 100))
     base = statistics.median(rates["Pillow, one by one"])
     for name, values in rates.items():
-        median = statistics.median(values)
-        print(f"{name:20s} {median:8.0f} pictures per CPU second ({min(values):.0f} to {max(values):.0f})", end="")
-        print(f"  ratio {median / base:.1f}")
+        ratio = statistics.median(values) / base
+        print(f"{name:20s} {spread(values):24s} pictures per CPU second  ratio {ratio:.1f}")
 
 
 if __name__ == "__main__":

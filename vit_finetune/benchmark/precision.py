@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from vit_finetune.benchmark.spread import spread
 from vit_finetune.network import build, choose_attention
 from vit_finetune.optim import build_optimizer, parameter_rules
 from vit_finetune.preflight import bf16_instructions
@@ -66,9 +67,8 @@ def measure() -> None:
             times[name].append(step_time(net, half))
     base = statistics.median(times["32-true"])
     for name, values in times.items():
-        median = statistics.median(values)
-        print(f"{name:36s} {median * 1e3:6.0f} ms a step ({min(values) * 1e3:.0f} to {max(values) * 1e3:.0f})", end="")
-        print(f"  {base / median:.2f} x")
+        shown = spread([value * 1e3 for value in values])
+        print(f"{name:36s} {shown:20s} ms a step  {base / statistics.median(values):.2f} x")
 
 
 if __name__ == "__main__":

@@ -19,19 +19,13 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 import vit_finetune
-from vit_finetune import callbacks, checkpoints, preflight, quiet
+from vit_finetune import callbacks, checkpoints, failures, preflight, quiet
 from vit_finetune.commands import EXTRA_COMMANDS, ViTTrainer
 from vit_finetune.data import ImageDataModule
 from vit_finetune.module import ViTClassifier
 from vit_finetune.usage import ReadableParser
-from vit_finetune.window import NotFinite
 
 RUNS = "runs"
-OUT_OF_MEMORY = (
-    "Out of memory. What helps, the cheapest first: --trainer.precision bf16-mixed; a smaller --data.batch_size, with "
-    "--trainer.accumulate_grad_batches to keep the global batch; --model.grad_checkpointing true; a smaller "
-    "--model.img_size; --config configs/strategy/fsdp.yaml on several GPUs."
-)
 DEFAULT_DATA = {"class_path": "vit_finetune.CIFAR10"}
 
 
@@ -73,11 +67,11 @@ def main(args: ArgsType = None) -> None:
     except MisconfigurationException as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from error
-    except NotFinite as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise SystemExit(1) from error
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        print(f"error: {OUT_OF_MEMORY} ({str(error).splitlines()[0]})", file=sys.stderr)
+    except (RuntimeError, MemoryError, OSError) as error:
+        message = failures.explain(error)
+        if message is None:
+            raise
+        print(f"error: {message}", file=sys.stderr)
         raise SystemExit(1) from error
 
 
@@ -190,8 +184,9 @@ class ViTCLI(LightningCLI):
         """Done in ``parse_arguments``; the inherited way lets the checkpoint win over what was typed."""
 
     def before_instantiate_classes(self) -> None:
-        """Chooses the precision where that was left to the machine."""
+        """Chooses the precision where that was left to the machine; refuses to wait for SLURM in vain."""
         options = self._options
+        preflight.check_slurm(options.trainer.devices, options.trainer.num_nodes)
         torch.set_float32_matmul_precision(options.matmul_precision)
         if options.auto_precision and options.trainer.precision is None:
             options.trainer.precision = "bf16-mixed" if preflight.has_bf16_units() else "32-true"

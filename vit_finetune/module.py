@@ -120,6 +120,7 @@ class ViTClassifier(LightningModule):
         Raises:
             MisconfigurationException: The model has other classes than the data.
         """
+        self._use_current_name()
         names = getattr(self.trainer.datamodule, "class_names", None)  # type: ignore[attr-defined]
         if names is not None and self.class_names not in (None, list(names)):
             raise MisconfigurationException(
@@ -127,6 +128,14 @@ class ViTClassifier(LightningModule):
             )
         if names is not None:
             self.hparams["class_names"] = list(names)
+
+    def _use_current_name(self) -> None:
+        from vit_finetune import network
+
+        old, name = self.hparams["name"], network.current_name(self.hparams["name"])
+        if name != old:
+            rank_zero_info(f"--model.name {old} is now called {name}")
+            self.hparams["name"] = name
 
     def configure_model(self) -> None:
         """Builds the network; called by the Trainer, and when a checkpoint is loaded, before the weights are read."""
@@ -316,11 +325,22 @@ class ViTClassifier(LightningModule):
             ) from error
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Reads the temperature; says when a resumed run would train on pictures that were held out before."""
-        self.temperature = checkpoint.get("vit_finetune", {}).get("temperature", 1.0)
+        """Reads the temperature; says when a resumed run would train on pictures that were held out before.
+
+        Raises:
+            MisconfigurationException: The checkpoint was trained on other classes.
+        """
+        stored = checkpoint.get("vit_finetune", {})
+        self.temperature = stored.get("temperature", 1.0)
+        trained = stored.get("class_names", self.class_names)
+        if trained != self.class_names:
+            raise MisconfigurationException(
+                f"The checkpoint's classes are {', '.join(trained)}; --model.class_names or the data asks for "
+                f"{', '.join(self.class_names or [])}. For new classes start from its weights: fit --model.weights FILE"
+            )
         trainer = self._trainer
         if trainer is not None and trainer.state.fn == "fit":
-            before = checkpoint.get("vit_finetune", {}).get("split_fingerprint")
+            before = stored.get("split_fingerprint")
             if before != getattr(trainer.datamodule, "split_fingerprint", None):  # type: ignore[attr-defined]
                 rank_zero_warn("The training pictures are not those of the checkpoint: validation is not comparable.")
 

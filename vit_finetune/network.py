@@ -30,6 +30,7 @@ def build(
             patch size.
     """
     check_name(name)
+    name = current_name(name)
     options = dict(timm_kwargs or {})
     if img_size is not None:
         options["img_size"] = img_size
@@ -38,13 +39,19 @@ def build(
             name, pretrained=pretrained, num_classes=num_classes, drop_path_rate=drop_path, **options
         )
     except (TypeError, ValueError, AssertionError, RuntimeError) as error:
+        with torch.device("meta"):
+            _require_vit(name, timm.create_model(name))
         raise MisconfigurationException(
             f"timm cannot build {name} with --model.img_size {img_size} and --model.timm_kwargs {options}: {error}"
         ) from error
-    if not hasattr(net, "patch_embed") or not hasattr(net, "blocks"):
-        raise MisconfigurationException(f"--model.name {name} is no Vision Transformer; try vit_small_patch16_224.")
+    _require_vit(name, net)
     _check_patches(name, net)
     return net
+
+
+def _require_vit(name: str, net: nn.Module) -> None:
+    if not hasattr(net, "patch_embed") or not hasattr(net, "blocks"):
+        raise MisconfigurationException(f"--model.name {name} is no Vision Transformer; try vit_small_patch16_224.")
 
 
 def parameter_bytes(hparams: Any, num_classes: int = 1000) -> int:
@@ -74,6 +81,12 @@ def check_name(name: str) -> None:
         raise MisconfigurationException(
             f"--model.name {name!r}: {architecture} has no weights {tag!r}, only {', '.join(tags) or 'none'}."
         )
+
+
+def current_name(name: str) -> str:
+    """The name that timm uses today for a model that older texts call otherwise, such as ``vit_..._in21k``."""
+    moved = timm.models.get_deprecated_models("vision_transformer")
+    return str(moved.get(name, name))
 
 
 def _check_patches(name: str, net: Any) -> None:
@@ -106,7 +119,7 @@ def data_config(
         ``size`` (height, width), ``mean``, ``std``, ``interpolation``; the arguments of :class:`Preprocess`.
     """
     check_name(name)
-    known = timm.get_pretrained_cfg(name, allow_unregistered=True)
+    known = timm.get_pretrained_cfg(current_name(name), allow_unregistered=True)
     config = timm.data.resolve_data_config(pretrained_cfg=known.to_dict() if known else {})
     side = img_size or (timm_kwargs or {}).get("img_size")
     size = (side, side) if isinstance(side, int) else tuple(side or config["input_size"][1:])
@@ -127,7 +140,7 @@ def missing_weights(name: str) -> str | None:
     from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
     from huggingface_hub.errors import EntryNotFoundError
 
-    known = timm.get_pretrained_cfg(name, allow_unregistered=True)
+    known = timm.get_pretrained_cfg(current_name(name), allow_unregistered=True)
     if known is None or not known.has_weights:
         return f"there are no pretrained weights for --model.name {name}; set --model.pretrained false"
     if not known.hf_hub_id:

@@ -73,6 +73,23 @@ def check_shards(trainer: Trainer, path: Path | None) -> None:
         )
 
 
+def check_slurm(devices: int | str | list[int], nodes: int) -> None:
+    """Refuses to wait for tasks of a SLURM job that will never come, because srun did not start this process.
+
+    Raises:
+        MisconfigurationException: Names the variable and the ways out.
+    """
+    tasks, job = os.environ.get("SLURM_NTASKS", "1"), os.environ.get("SLURM_JOB_NAME")
+    if tasks == "1" or job in ("bash", "interactive") or "SLURM_STEP_ID" in os.environ:
+        return
+    if str(devices) != "1" or nodes > 1 or "SLURM_NTASKS_PER_NODE" not in os.environ:
+        raise MisconfigurationException(
+            f"SLURM_NTASKS is {tasks}, but srun did not start this process, so the other tasks would never come. In a "
+            "job: srun python -m vit_finetune ... with --ntasks-per-node equal to --trainer.devices, see "
+            "configs/strategy/slurm.sh. For a run of its own within the allocation put SLURM_JOB_NAME=bash before it."
+        )
+
+
 def refuse(problems: list[str]) -> None:
     """Raises one message for all problems, if there are any."""
     if len(problems) == 1:

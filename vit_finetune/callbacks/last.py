@@ -68,6 +68,11 @@ class LastCheckpoint(Checkpoint):
         if trainer.world_size == 1 or batch_idx % ASK_EVERY == 0:
             self._stop_if_asked(trainer)
 
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Saves where a validation within an epoch made early stopping end the run."""
+        if trainer.should_stop and not trainer.is_last_batch:
+            self.save(trainer)
+
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Saves the finished epoch, whatever its metric."""
         if trainer.is_last_batch:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningDataModule
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, get_worker_info
 
 from vit_finetune.augment import shift_and_flip
 from vit_finetune.data.pictures import (
@@ -138,7 +138,7 @@ class ImageDataModule(LightningDataModule):
             workers = 0 if isinstance(pictures, MemoryPictures) else min(8, os.cpu_count() or 1)
         return {
             "batch_size": self.batch_size,
-            "collate_fn": _as_is,
+            "collate_fn": _hand_over,
             "num_workers": workers,
             "persistent_workers": workers > 0,  # starting two workers anew costs about 0.6 s an epoch
             "pin_memory": torch.cuda.is_available(),
@@ -165,8 +165,15 @@ class ImageDataModule(LightningDataModule):
         return batch
 
 
-def _as_is(batch: Any) -> Any:
-    """Stands in for collation: the set hands out whole batches."""
+def _hand_over(batch: Batch) -> Batch:
+    """Stands in for collation: the set hands out whole batches.
+
+    A worker moves them to shared memory here. Left to the queue between the processes, this would happen in a thread
+    whose failure, for want of room in /dev/shm, nobody hears of: the run would wait for ever.
+    """
+    if get_worker_info() is not None:
+        for tensor in batch.values():
+            tensor.share_memory_()
     return batch
 
 

@@ -1,0 +1,238 @@
+"""Troubles that users of such software report, where no other file has their test; TROUBLES.md lists all of them."""
+
+import inspect
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from PIL import Image
+
+from tests.conftest import CPU, TINY, equal, make_tree, only, scalars, weights
+from vit_finetune import CIFAR10, ImageFolder, Shapes, ViTClassifier, main
+
+
+def options_of(cls: type) -> set[str]:
+    """Names of the constructor's options, those of the base classes included."""
+    return {
+        name
+        for base in cls.__mro__
+        if "__init__" in vars(base)
+        for name, parameter in inspect.signature(base.__init__).parameters.items()
+        if parameter.kind is parameter.POSITIONAL_OR_KEYWORD and name != "self"
+    }
+
+
+@pytest.mark.parametrize("data", [CIFAR10, ImageFolder, Shapes])
+def test_no_option_exists_in_model_and_data_at_once(data: type) -> None:
+    """Two options of one name could disagree, and Lightning would refuse to log them."""
+    assert options_of(ViTClassifier) & options_of(data) == set()
+
+
+def test_other_classes_than_the_checkpoints_are_refused(
+    folder_args: list[str], tmp_path: Path, fails: Callable[..., str]
+) -> None:
+    main(["fit", *folder_args])
+    last = only(tmp_path, "last.ckpt")
+    message = fails("test", f"--ckpt_path={last}", *CPU, "--model.class_names=[a,b,c,d]")
+    assert "The checkpoint's classes are a, b, c; --model.class_names or the data asks for a, b, c, d." in message
+    message = fails("test", f"--ckpt_path={last}", *CPU, "--model.img_size=64")
+    assert "does not fit the network" in message and "img_size" in message
+
+
+@pytest.mark.parametrize(("batch", "workers"), [(1, 0), (4, 1), (64, 2), (4, 8)])
+def test_all_commands_with_all_kinds_of_loader(
+    folder_args: list[str], tmp_path: Path, batch: int, workers: int
+) -> None:
+    loader = [f"--data.batch_size={batch}", f"--data.num_workers={workers}", "--data.cache_gb=0"]
+    main(["fit", *folder_args, *loader])
+    steps = torch.load(only(tmp_path, "last.ckpt"), weights_only=True)["global_step"]
+    assert steps == -(-18 // batch)  # fewer pictures than a batch are a batch
+    for command in ("validate", "test", "predict"):
+        main([command, "--ckpt_path=last", *CPU, *loader])
+    assert len(only(tmp_path, "predictions.csv").read_text().splitlines()) == 10
+
+
+def test_a_remainder_of_one_picture_is_trained_on(tmp_path: Path) -> None:
+    tree = make_tree(tmp_path / "pictures", {"train": 6, "val": 1})
+    Image.new("RGB", (40, 40)).save(tree / "train" / "a" / "extra.png")
+    main(["fit", *TINY, "--data=ImageFolder", f"--data.root={tree}", "--data.batch_size=18"])
+    assert torch.load(only(tmp_path, "last.ckpt"), weights_only=True)["global_step"] == 2
+
+
+def test_short_epochs_have_curves(folder_args: list[str], tmp_path: Path) -> None:
+    """Five batches an epoch and a logging interval of fifty: a point at the end of each epoch all the same."""
+    main(["fit", *folder_args, "--trainer.max_epochs=3"])
+    tags = scalars(tmp_path / "runs")
+    for name in ("train/loss_step", "train/loss", "val/loss", "train/lr"):
+        assert [step for step, _ in tags[name]] == [4, 9, 14], name
+
+
+@pytest.mark.parametrize(
+    ("options", "least"),
+    [(["--trainer.check_val_every_n_epoch=2"], 4), (["--trainer.val_check_interval=2"], 1)],
+)
+def test_early_stopping_counts_validations(
+    folder_args: list[str], tmp_path: Path, options: list[str], least: int
+) -> None:
+    """With a rate of nothing no validation is better than the first, so the second one ends the run."""
+    stopping = ["--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.monitor=val/loss"]
+    stopping += ["--trainer.callbacks.patience=1", "--trainer.callbacks.min_delta=10"]
+    main(["fit", *folder_args, "--trainer.max_epochs=6", *stopping, *options])
+    tags = scalars(tmp_path / "runs")
+    assert len(tags["val/loss"]) == 2 and len(tags["train/loss"]) == least
+    assert only(tmp_path, "best-*.ckpt") and only(tmp_path, "last.ckpt")
+
+
+def test_profiler_and_metric_names_make_flat_folders(folder_args: list[str], tmp_path: Path) -> None:
+    profiler = ["--trainer.profiler=AdvancedProfiler", "--trainer.profiler.dirpath=profile"]
+    main(["fit", *folder_args, *profiler, "--trainer.profiler.filename=fit", "--trainer.max_epochs=3"])
+    assert list(Path("profile").iterdir())
+    folder = only(tmp_path, "last.ckpt").parent
+    assert len(list(folder.iterdir())) == 2 and all(re.fullmatch(r"[\w.-]+", p.name) for p in folder.iterdir())
+
+
+@pytest.mark.parametrize("name", ["resnet18", ""])
+def test_other_networks_are_refused(name: str, fails: Callable[..., str]) -> None:
+    message = fails("fit", *TINY, f"--model.name={name}", "--model.timm_kwargs=null", "--data=Shapes")
+    assert "--model.name" in message and "vit_" in message
+
+
+def test_older_name_of_a_model_works_and_is_recorded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    options = ["--model.name=vit_base_patch16_224_in21k", "--data=Shapes", "--data.train_size=200"]
+    main(["fit", *TINY, *options, "--trainer.limit_train_batches=1", "--trainer.limit_val_batches=1"])
+    now = "vit_base_patch16_224.augreg_in21k"
+    assert f"vit_base_patch16_224_in21k is now called {now}" in caplog.text
+    assert torch.load(only(tmp_path, "last.ckpt"), weights_only=True)["hyper_parameters"]["name"] == now
+
+
+def test_distilled_and_averaging_networks_train(folder_args: list[str]) -> None:
+    for network in (["--model.name=deit_tiny_distilled_patch16_224"], ["--model.timm_kwargs.global_pool=avg"]):
+        main(["fit", *folder_args, *network, "--model.drop_path=0.5", "--trainer.fast_dev_run=true"])
+
+
+@pytest.mark.parametrize(
+    ("variables", "devices", "refused"),
+    [
+        ({}, 1, True),  # Lightning wants the tasks counted by node
+        ({"SLURM_NTASKS_PER_NODE": "2"}, 1, False),  # a run of its own within the allocation
+        ({"SLURM_NTASKS_PER_NODE": "2"}, 2, True),
+        ({"SLURM_NTASKS_PER_NODE": "2", "SLURM_PROCID": "0"}, 2, True),  # a batch script without srun
+        ({"SLURM_JOB_NAME": "bash"}, 1, False),
+        ({"SLURM_JOB_NAME": "interactive"}, 1, False),
+    ],
+)
+def test_slurm_variables_without_srun(
+    variables: dict[str, str],
+    devices: int,
+    refused: bool,
+    folder_args: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    fails: Callable[..., str],
+) -> None:
+    for key, value in {"SLURM_JOB_ID": "1", "SLURM_NTASKS": "2", "SLURM_JOB_NAME": "train", **variables}.items():
+        monkeypatch.setenv(key, value)
+    args = ["fit", *folder_args, "--trainer.fast_dev_run=true", f"--trainer.devices={devices}"]
+    if refused:
+        message = fails(*args)
+        assert "SLURM_NTASKS is 2" in message and "srun" in message and "SLURM_JOB_NAME=bash" in message
+    else:
+        main(args)
+
+
+def test_shared_checkpoint_folder_says_what_it_wrote(
+    folder_args: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for seed in (0, 1):
+        main(["fit", *folder_args, "--best_checkpoint.dirpath=kept", f"--seed_everything={seed}"])
+    names = [path.name for path in Path("kept").iterdir()]
+    assert not [name for name in names if re.search(r"-v\d", name)]
+    assert capsys.readouterr().out.count("kept/best-") == 2
+
+
+def test_deterministic_mode_runs_and_agrees(folder_args: list[str], tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        main(["fit", *folder_args, "--trainer.deterministic=true", f"--experiment={name}"])
+    assert equal(*(weights(only(tmp_path / "runs" / name, "last.ckpt")) for name in ("one", "two")))
+    torch.use_deterministic_algorithms(False)
+
+
+def test_worker_count_changes_nothing(folder_args: list[str], tmp_path: Path) -> None:
+    """Augmentation is drawn on the device from seed and step, so workers have no random numbers to differ in."""
+    for workers in (0, 2):
+        main(["fit", *folder_args, "--data.cache_gb=0", f"--data.num_workers={workers}", f"--experiment=w{workers}"])
+    assert equal(*(weights(only(tmp_path / "runs" / f"w{workers}", "last.ckpt")) for workers in (0, 2)))
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="mounting takes root")
+@pytest.mark.slow
+def test_workers_without_shared_memory_end_in_a_line(tree: Path) -> None:
+    """Two workers and 64 KB of /dev/shm: no hang, no workers left behind; none of it matters without workers."""
+    options = [*TINY, "--data=ImageFolder", f"--data.root={tree}", "--data.cache_gb=0", "--data.size=400"]
+    for workers, code in ((2, 1), (0, 0)):
+        fit = shlex.join([sys.executable, "-m", "vit_finetune", "fit", *options, f"--data.num_workers={workers}"])
+        mounted = ["unshare", "-m", "sh", "-c", f"mount -t tmpfs -o size=64k tmpfs /dev/shm && exec {fit}"]
+        run = subprocess.run(mounted, capture_output=True, text=True, timeout=120, check=False)
+        assert run.returncode == code, run.stderr
+        assert ("--shm-size" in run.stderr and "--data.num_workers 0" in run.stderr) == bool(workers)
+        assert "Traceback" not in run.stderr
+
+
+@pytest.mark.slow
+def test_few_open_files_suffice(tree: Path) -> None:
+    """Five epochs and 400 batches of predictions with at most 128 descriptors."""
+    for number in range(400):
+        Image.new("RGB", (40, 40), (number % 256, 0, 0)).save(tree / "test" / "a" / f"more{number}.png")
+    fit = [*TINY, "--data=ImageFolder", f"--data.root={tree}", "--data.cache_gb=0", "--data.num_workers=2"]
+    predict = ["--ckpt_path=last", *CPU, "--data.batch_size=1", "--data.num_workers=2", "--data.cache_gb=0"]
+    for words in (["fit", *fit, "--trainer.max_epochs=5"], ["predict", *predict]):
+        command = shlex.join([sys.executable, "-m", "vit_finetune", *words])
+        subprocess.run(["bash", "-c", f"ulimit -n 128; exec {command}"], check=True, timeout=120)
+    assert len(only(Path.cwd(), "predictions.csv").read_text().splitlines()) == 410
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [[sys.executable, "-m", "vit_finetune"], ["vit-finetune"]])
+def test_two_processes_from_anywhere_make_one_run(command: list[str], folder_args: list[str], tmp_path: Path) -> None:
+    """By module and by console script, from another folder, with paths relative to it."""
+    if shutil.which(command[0]) is None:
+        pytest.skip("not installed by pip")
+    ddp = ["--trainer.devices=2", "--trainer.strategy=ddp", "--data.root=pictures"]
+    subprocess.run([*command, "fit", *folder_args, *ddp], check=True, timeout=120, cwd=tmp_path)
+    run = tmp_path / "runs" / "imagefolder" / "version_0"
+    assert len(list(run.glob("events*"))) == 1 and len(list((run / "checkpoints").iterdir())) == 2
+
+
+def test_drawn_seed_is_saved(folder_args: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    main(["fit", *folder_args, "--seed_everything=true"])
+    saved = yaml.safe_load(only(tmp_path, "config.yaml").read_text())["seed_everything"]
+    assert isinstance(saved, int) and not isinstance(saved, bool)
+
+
+@pytest.mark.parametrize("precision", ["16-mixed", "16-true", "bf16-mixed", "bf16-true"])
+def test_every_precision_on_a_cpu(
+    precision: str, folder_args: list[str], tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    losses = []
+    for value in ("32-true", precision):
+        main(["fit", *folder_args, f"--trainer.precision={value}", f"--experiment={value}"])
+        losses.append(scalars(tmp_path / "runs" / value)["val/loss"][-1][1])
+    assert losses[1] == pytest.approx(losses[0], rel=0.02 if "mixed" in precision else 0.1)
+    if precision == "16-mixed":
+        assert len([w for w in recwarn if "bf16" in str(w.message) and "16-mixed" in str(w.message)]) == 1
+
+
+def test_no_table_where_it_cannot_be_written(folder_args: list[str], tmp_path: Path) -> None:
+    main(["fit", *folder_args])
+    last = only(tmp_path, "last.ckpt")
+    (tmp_path / "file").touch()
+    with pytest.raises(SystemExit) as stop:
+        main(["predict", f"--ckpt_path={last}", *CPU, "--trainer.default_root_dir=file", "--trainer.logger=false"])
+    assert stop.value.code

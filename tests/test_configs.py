@@ -60,8 +60,12 @@ def test_overlay_is_short(overlay: Path) -> None:
 
 def test_fsdp_without_a_gpu_is_refused_in_a_line(fails: Callable[..., str]) -> None:
     config = REPOSITORY / "configs" / "strategy" / "fsdp.yaml"
-    message = fails("fit", f"--config={config}", "--trainer.accelerator=cpu")
-    assert "requires a GPU accelerator" in message and not Path("runs").exists()
+    for options in ([f"--config={config}", "--trainer.accelerator=cpu"], ["--trainer.strategy=fsdp"]):
+        if torch.cuda.is_available() and options[0].startswith("--trainer"):
+            continue
+        message = fails("fit", *options)
+        assert "requires a GPU accelerator" in message and "configs/strategy/fsdp2.yaml" in message
+        assert not Path("runs").exists()
 
 
 def test_real_fp16_on_a_cpu(cifar: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -213,7 +213,8 @@ class ViTCLI(LightningCLI):
         try:
             return self._instantiate_trainer({**trainer, **kwargs}, extra)
         except (ValueError, TypeError) as error:  # Lightning's checks of accelerator, devices, strategy and so on
-            raise MisconfigurationException(str(error)) from error
+            hint = " On a CPU FSDP2 works: --config configs/strategy/fsdp2.yaml." if "requires a GPU" in str(error) else ""
+            raise MisconfigurationException(f"{error}{hint}") from error
 
     def after_instantiate_classes(self) -> None:
         """Refuses a checkpoint that the strategy cannot read."""

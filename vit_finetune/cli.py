@@ -213,7 +213,8 @@ class ViTCLI(LightningCLI):
         try:
             return self._instantiate_trainer({**trainer, **kwargs}, extra)
         except (ValueError, TypeError) as error:  # Lightning's checks of accelerator, devices, strategy and so on
-            hint = " On a CPU FSDP2 works: --config configs/strategy/fsdp2.yaml." if "requires a GPU" in str(error) else ""
+            needs_gpu = "requires a GPU" in str(error)
+            hint = " On a CPU FSDP2 works: --config configs/strategy/fsdp2.yaml." if needs_gpu else ""
             raise MisconfigurationException(f"{error}{hint}") from error
 
     def after_instantiate_classes(self) -> None:

@@ -1,8 +1,10 @@
 """Pictures per second and peak memory."""
 
+import re
 import resource
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -52,5 +54,10 @@ def peak_memory_gb(device: torch.device) -> float:
     """Largest memory so far in GB (1e9 bytes): allocated on a GPU, resident in the process on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 1e9
-    unit = 1 if sys.platform == "darwin" else 1024  # getrusage counts bytes on macOS and KiB on Linux
+    if sys.platform == "linux":
+        # getrusage also counts what the program that started this one had used by then.
+        peak = re.search(r"^VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+        if peak:
+            return int(peak[1]) * 1024 / 1e9
+    unit = 1 if sys.platform == "darwin" else 1024  # getrusage counts bytes on macOS and KiB elsewhere
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9

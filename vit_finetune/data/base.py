@@ -106,7 +106,7 @@ class ImageDataModule(LightningDataModule):
 
     # Loaders
 
-    def train_dataloader(self) -> DataLoader[Batch]:
+    def train_dataloader(self) -> TrainLoader:
         """Returns shuffled batches; the order is a function of the seed and the epoch."""
         pictures = self.sets["train"]
         sampler = ShuffledSampler(pictures, shuffle=True, seed=_seed(), **self._shard())
@@ -152,16 +152,25 @@ class ImageDataModule(LightningDataModule):
     # On the device
 
     def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
+        """Augments a training batch."""
+        if self.trainer is not None and self.trainer.training:
+            return self.augment(batch, self.trainer.fit_loop.total_batch_idx + 1, self._shard()["rank"])
+        return batch
+
+    def augment(self, batch: Batch, step: int, rank: int = 0) -> Batch:
         """Augments a training batch on its device.
 
         Before that it seeds the generators from (seed, batch number, process). Every random draw from here to the end
         of the training step, augmentation and dropout alike, is thereby a function of these three, in a resumed run
-        too.
+        and under another training loop too.
+
+        Args:
+            batch: On its device.
+            step: Number of the batch since the run began.
+            rank: Which process's batch it is.
         """
-        if self.trainer is not None and self.trainer.training:
-            seed = _seed(self.trainer.fit_loop.total_batch_idx + 1, self._shard()["rank"])
-            _seed_device(batch["image"].device, seed)
-            batch["image"] = shift_and_flip(batch["image"], self.shift, self.flip)
+        _seed_device(batch["image"].device, _seed(step, rank))
+        batch["image"] = shift_and_flip(batch["image"], self.shift, self.flip)
         return batch
 
 

@@ -1,0 +1,234 @@
+"""Tables and files of the comparison; the chart is in ``chart.py``."""
+
+import ast
+import csv
+import tokenize
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import date
+from importlib.metadata import version
+from importlib.util import find_spec
+from itertools import chain
+from pathlib import Path
+
+from vit_finetune.benchmark.frontends import chart
+from vit_finetune.benchmark.frontends.run import WINDOW, Measured
+from vit_finetune.preflight import describe_machine
+
+NAMES = {
+    "plain": "Plain PyTorch",
+    "fabric": "Lightning Fabric",
+    "accelerate": "HF Accelerate",
+    "hf_trainer": "HF Trainer",
+    "ours": "vit_finetune fit",
+}
+SHARES = {"10th percentile": 0.1, "median": 0.5}
+LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of one front end.
+
+    Args:
+        frontend: A key of ``NAMES``.
+        task: ``learning``, or the number of blocks of the network whose step is timed.
+        precision: As in ``--trainer.precision``.
+        round: Counted from 0.
+        measured: What it gave, ``None`` if it did not run.
+        reason: Why it did not run.
+    """
+
+    frontend: str
+    task: str
+    precision: str
+    round: int
+    measured: Measured | None = None
+    reason: str = ""
+
+    def __str__(self) -> str:
+        what = f"{self.task} block(s)" if self.task.isdigit() else self.task
+        head = f"{what:12s} {self.precision:10s} round {self.round}  {NAMES[self.frontend]:16s}"
+        if self.measured is None:
+            return f"{head}  not run: {self.reason}"
+        return f"{head}  {percentile(self.measured.windows, 0.5):.3f} ms a step"
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a step costs: plain PyTorch's in milliseconds, of others what they take beyond it in microseconds.
+
+    Args:
+        value: Over the windows of all rounds.
+        low: Of the round with the least.
+        high: Of the round with the largest.
+    """
+
+    value: float
+    low: float
+    high: float
+
+
+def write(runs: Sequence[Run], output: Path) -> None:
+    """Writes results.csv, losses.csv, results.md, chart.png and chart.svg."""
+    _write_csv(output / "results.csv", _result_rows(runs))
+    _write_csv(output / "losses.csv", _loss_rows(runs))
+    (output / "results.md").write_text(markdown(runs))
+    labelled = {
+        f"{depth} block{'s' * (depth != '1')}": {NAMES[name]: cost for name, cost in costs(runs, depth, 0.1).items()}
+        for depth in depths(runs)
+    }
+    curves: dict[str, dict[str, list[float]]] = {}
+    for run, measured in done(runs, "learning"):
+        curves.setdefault(run.precision, {})[NAMES[run.frontend]] = measured.losses
+    chart.draw(curves, labelled, list(NAMES.values()), output)
+
+
+def done(runs: Sequence[Run], task: str) -> Iterator[tuple[Run, Measured]]:
+    """The runs of a task that gave something."""
+    return ((run, run.measured) for run in runs if run.task == task and run.measured is not None)
+
+
+def depths(runs: Sequence[Run]) -> list[str]:
+    """Numbers of blocks of the networks whose steps were timed."""
+    return list(dict.fromkeys(run.task for run in runs if run.task.isdigit()))
+
+
+def costs(runs: Sequence[Run], depth: str, share: float) -> dict[str, Cost]:
+    """What a step costs with each front end.
+
+    Args:
+        runs: All.
+        depth: See :func:`depths`.
+        share: Of the windows, which leaves out what other programs did meanwhile: 0.1 for the 10th percentile.
+
+    Returns:
+        Empty if plain PyTorch did not run; without front ends that did not run.
+    """
+    rounds: dict[str, dict[int, list[float]]] = {}
+    for run, measured in done(runs, depth):
+        rounds.setdefault(run.frontend, {})[run.round] = measured.windows
+    if "plain" not in rounds:
+        return {}
+    plain = rounds.pop("plain")
+    base = percentile([*chain(*plain.values())], share)
+    bases = {number: percentile(windows, share) for number, windows in plain.items()}
+    result = {"plain": Cost(base, min(bases.values()), max(bases.values()))}
+    for name, windows in rounds.items():
+        each = [(percentile(w, share) - bases[number]) * 1e3 for number, w in windows.items() if number in bases]
+        if each:
+            result[name] = Cost((percentile([*chain(*windows.values())], share) - base) * 1e3, min(each), max(each))
+    return result
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The value below which this share of the values lies."""
+    return sorted(values)[int(share * (len(values) - 1))]
+
+
+def largest_difference(left: Sequence[float], right: Sequence[float]) -> float:
+    """Between two sequences of losses; 0 if they are equal bit for bit."""
+    return max(abs(a - b) for a, b in zip(left, right, strict=True))
+
+
+def lines_of_code(frontend: str) -> int:
+    """Counts the lines of a front end's file that hold code: neither blank nor comment nor docstring."""
+    file = Path(__file__).with_name(f"{frontend}.py")
+    docstrings: set[int] = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            docstrings.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    with tokenize.open(file) as source:
+        tokens = [token for token in tokenize.generate_tokens(source.readline) if token.type not in LAYOUT]
+    return len({line for token in tokens for line in range(token.start[0], token.end[0] + 1)} - docstrings)
+
+
+def markdown(runs: Sequence[Run]) -> str:
+    """The report."""
+    parts = [
+        "# Five front ends, one fine-tune",
+        f"{date.today()}\n\n```\n{describe_machine()}\n{_more_versions()}\n```",
+    ]
+    if any(run.task == "learning" for run in runs):
+        parts += ["## Losses, accuracy, memory", learning_table(runs)]
+    if depths(runs):
+        parts += ["## What a step costs", cost_table(runs)]
+    reasons = dict.fromkeys(f"- {NAMES[run.frontend]}, {run.precision}: {run.reason}" for run in runs if run.reason)
+    parts += ["## Not run", "\n".join(reasons)] if reasons else []
+    return "\n\n".join([*parts, "![Loss curves and cost of a step](chart.png)", ""])
+
+
+def learning_table(runs: Sequence[Run]) -> str:
+    """One row for each front end and precision."""
+    found = list(done(runs, "learning"))
+    plain = {run.precision: measured.losses for run, measured in found if run.frontend == "plain"}
+    rows = [("Front end", "Lines of code", "Precision", "Losses off plain PyTorch", "Last loss", "Accuracy", "Peak")]
+    for run, measured in found:
+        off = largest_difference(measured.losses, plain[run.precision]) if run.precision in plain else None
+        shown = "?" if off is None else f"at most {off:.1e}" if off else "0, bit for bit"
+        accuracy = "?" if measured.accuracy is None else f"{measured.accuracy:.1%}"
+        numbers = (shown, f"{measured.losses[-1]:.6f}", accuracy, f"{measured.peak_memory_gb:.2f} GB")
+        rows.append((NAMES[run.frontend], str(lines_of_code(run.frontend)), run.precision, *numbers))
+    steps = max((len(losses) for losses in plain.values()), default=0)
+    note = f"{steps} steps. Peak is the largest memory of the process, on a GPU the largest that was allocated there."
+    return f"{_table(rows)}\n\n{note}"
+
+
+def cost_table(runs: Sequence[Run]) -> str:
+    """One row for each front end, two columns for each depth."""
+    head, columns = ["Front end"], []
+    for depth in depths(runs):
+        for name, share in SHARES.items():
+            head.append(f"{depth} block{'s' * (depth != '1')}, {name}")
+            columns.append(costs(runs, depth, share))
+    rows = [tuple(head)]
+    for frontend in (name for name in NAMES if any(name in column for column in columns)):
+        cells = (_show(frontend, column[frontend]) if frontend in column else "" for column in columns)
+        rows.append((NAMES[frontend], *cells))
+    rounds = 1 + max(run.round for run in runs)
+    return (
+        f"{_table(rows)}\n\nPlain PyTorch: milliseconds a step. Others: microseconds beyond it. Over windows of "
+        f"{WINDOW} steps, 32-true, one thread; in brackets the least and the largest of {rounds} rounds in turns."
+    )
+
+
+def _show(frontend: str, cost: Cost) -> str:
+    if frontend == "plain":
+        return f"{cost.value:.3f} ms ({cost.low:.3f} to {cost.high:.3f})"
+    return f"{cost.value:+.0f} µs ({cost.low:+.0f} to {cost.high:+.0f})"
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    lines = [f"| {' | '.join(cell.ljust(w) for cell, w in zip(row, widths, strict=True))} |" for row in rows]
+    return "\n".join([lines[0], f"|{'|'.join('-' * (width + 2) for width in widths)}|", *lines[1:]])
+
+
+def _more_versions() -> str:
+    """Versions of what :func:`describe_machine` does not name."""
+    found = {name: version(name) if find_spec(name) else "not installed" for name in ("accelerate", "transformers")}
+    return "\n".join(f"{name:13s} {value}" for name, value in found.items())
+
+
+def _result_rows(runs: Sequence[Run]) -> Iterator[dict[str, object]]:
+    for run in runs:
+        row: dict[str, object] = {"front_end": run.frontend, "lines_of_code": lines_of_code(run.frontend)}
+        row |= {"task": run.task, "precision": run.precision, "round": run.round, "not_run": run.reason}
+        m = run.measured
+        row |= {f"ms_a_step_{key.replace(' ', '_')}": m and percentile(m.windows, s) for key, s in SHARES.items()}
+        row |= {"peak_memory_gb": m and m.peak_memory_gb, "accuracy": m and m.accuracy}
+        yield row | {"last_loss": m.losses[-1] if m and m.losses else None}
+
+
+def _loss_rows(runs: Sequence[Run]) -> Iterator[dict[str, object]]:
+    for run, measured in done(runs, "learning"):
+        for step, loss in enumerate(measured.losses):
+            yield {"front_end": run.frontend, "precision": run.precision, "step": step, "loss": loss}
+
+
+def _write_csv(path: Path, rows: Iterator[dict[str, object]]) -> None:
+    found = list(rows)
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(found[0]) if found else [])
+        writer.writeheader()
+        writer.writerows(found)

@@ -9,9 +9,9 @@ Mixed precision is two tools that you combine yourself:
 - ``torch.autocast`` runs matrix products in 16 bits and what needs range or accuracy (softmax, norms, losses) in 32.
   Weights, their gradients and optimiser state stay in 32 bits. It covers forward pass and loss only; backward runs each
   operation in the type that its forward had.
-- ``torch.amp.GradScaler`` is for float16 alone. The smallest float16 above zero is 6e-8; gradients of activations
-  are often smaller: they underflow to zero, and layers stop learning. So the loss is multiplied by a large factor
-  before backward, and gradients are divided by it before the step. Where the factor was too large, gradients overflow to
+- ``torch.amp.GradScaler`` is for float16 alone. The smallest float16 above zero is 6e-8; gradients of activations are
+  often smaller: they underflow to zero, and layers stop learning. So the loss is multiplied by a large factor before
+  backward, and gradients are divided by it before the step. Where the factor was too large, gradients overflow to
   infinity: the scaler then skips that step and halves the factor. bfloat16 has the range of float32, with fewer digits,
   and needs no scaling. Before gradients are clipped, ``scaler.unscale_(optimizer)`` must divide them.
 

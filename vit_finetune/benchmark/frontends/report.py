@@ -131,9 +131,8 @@ def largest_difference(left: Sequence[float], right: Sequence[float]) -> float:
     return max(abs(a - b) for a, b in zip(left, right, strict=True))
 
 
-def lines_of_code(frontend: str) -> int:
-    """Counts the lines of a front end's file that hold code: neither blank nor comment nor docstring."""
-    file = Path(__file__).with_name(f"{frontend}.py")
+def lines_of_code(file: Path) -> int:
+    """Counts the lines that hold code: neither blank nor comment nor docstring."""
     docstrings: set[int] = set()
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
@@ -141,6 +140,10 @@ def lines_of_code(frontend: str) -> int:
     with tokenize.open(file) as source:
         tokens = [token for token in tokenize.generate_tokens(source.readline) if token.type not in LAYOUT]
     return len({line for token in tokens for line in range(token.start[0], token.end[0] + 1)} - docstrings)
+
+
+def _lines(frontend: str) -> int:
+    return lines_of_code(Path(__file__).with_name(f"{frontend}.py"))
 
 
 def markdown(runs: Sequence[Run]) -> str:
@@ -168,7 +171,7 @@ def learning_table(runs: Sequence[Run]) -> str:
         shown = "?" if off is None else f"at most {off:.1e}" if off else "0, bit for bit"
         accuracy = "?" if measured.accuracy is None else f"{measured.accuracy:.1%}"
         numbers = (shown, f"{measured.losses[-1]:.6f}", accuracy, f"{measured.peak_memory_gb:.2f} GB")
-        rows.append((NAMES[run.frontend], str(lines_of_code(run.frontend)), run.precision, *numbers))
+        rows.append((NAMES[run.frontend], str(_lines(run.frontend)), run.precision, *numbers))
     steps = max((len(losses) for losses in plain.values()), default=0)
     note = f"{steps} steps. Peak is the largest memory of the process, on a GPU the largest that was allocated there."
     return f"{_table(rows)}\n\n{note}"
@@ -212,7 +215,7 @@ def _more_versions() -> str:
 
 def _result_rows(runs: Sequence[Run]) -> Iterator[dict[str, object]]:
     for run in runs:
-        row: dict[str, object] = {"front_end": run.frontend, "lines_of_code": lines_of_code(run.frontend)}
+        row: dict[str, object] = {"front_end": run.frontend, "lines_of_code": _lines(run.frontend)}
         row |= {"task": run.task, "precision": run.precision, "round": run.round, "not_run": run.reason}
         m = run.measured
         row |= {f"ms_a_step_{key.replace(' ', '_')}": m and percentile(m.windows, s) for key, s in SHARES.items()}

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
-from vit_finetune.benchmark.frontends import compare, report
-from vit_finetune.benchmark.frontends.report import Cost, Run
+from vit_finetune.benchmark.frontends import compare, comparison, report
+from vit_finetune.benchmark.frontends.results import Cost, Run, costs, largest_difference, lines_of_code
 from vit_finetune.benchmark.frontends.run import Measured, execute
 from vit_finetune.benchmark.frontends.task import Task
 
@@ -50,7 +50,7 @@ def check(frontend: str, task: Task, precision: Any, reference: dict[str, Measur
     measured = execute(frontend, replace(task, precision=precision))
     plain = reference[precision]
     assert len(measured.losses) == len(plain.losses) == STEPS
-    assert report.largest_difference(measured.losses, plain.losses) <= TOLERANCE[precision]
+    assert largest_difference(measured.losses, plain.losses) <= TOLERANCE[precision]
     assert measured.accuracy == pytest.approx(plain.accuracy, abs=1e-6 if precision == "32-true" else 0.02)
 
 
@@ -78,7 +78,7 @@ def test_losses_tell_precisions_and_seeds_apart(task: Task, reference: dict[str,
     plain = reference["32-true"].losses
     assert max(plain) - min(plain) > 0.1
     for precision in ("bf16-mixed", "16-mixed"):
-        assert 0 < report.largest_difference(plain, reference[precision].losses) <= 0.05
+        assert 0 < largest_difference(plain, reference[precision].losses) <= 0.05
     assert execute("plain", replace(task, seed=1)).losses[0] != plain[0]
 
 
@@ -87,7 +87,7 @@ def test_lines_of_code_are_neither_comments_nor_docstrings(tmp_path: Path) -> No
     head = '"""Two\nlines."""\n\nimport os  # counts\n\n\n'
     code = head + 'def f(\n    a,\n):\n    """No."""\n    # no\n    return """x\ny"""\n'
     file.write_text(code)
-    assert report.lines_of_code(file) == 6
+    assert lines_of_code(file) == 6
 
 
 def timed(frontend: str, depth: str, number: int, milliseconds: float) -> Run:
@@ -97,8 +97,10 @@ def timed(frontend: str, depth: str, number: int, milliseconds: float) -> Run:
 def test_cost_is_what_a_step_takes_beyond_plain() -> None:
     runs = [timed("plain", "1", 0, 1.0), timed("ours", "1", 0, 1.6), timed("plain", "1", 1, 2.0)]
     runs += [timed("ours", "1", 1, 2.5), Run("fabric", "1", "32-true", 0, reason="no")]
-    costs = report.costs(runs, "1", 0.1)
-    assert costs == {"plain": Cost(1.0, 1.0, 2.0), "ours": Cost(*(pytest.approx(v) for v in (600, 500, 600)))}
+    assert costs(runs, "1", 0.1) == {
+        "plain": Cost(1.0, 1.0, 2.0),
+        "ours": Cost(*(pytest.approx(v) for v in (600, 500, 600))),
+    }
     table = report.cost_table(runs)
     assert "1.000 ms (1.000 to 2.000)" in table and "+600 µs (+500 to +600)" in table and "2 rounds" in table
 
@@ -112,10 +114,10 @@ def test_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.
         losses = [2.0, last] if task.record else []
         return replace(run, measured=Measured(losses, 0.5, [1.0 + (run.frontend == "fabric")], 0.75))
 
-    monkeypatch.setattr(compare, "start", start)
-    monkeypatch.setattr(compare, "find_spec", lambda name: None)
+    monkeypatch.setattr(comparison, "start", start)
+    monkeypatch.setattr(comparison, "find_spec", lambda name: None)
     out = tmp_path / "out"
-    compare.compare(out, ["fabric", "accelerate"], ["32-true", "bf16-mixed"], rounds=2, device="cpu")
+    compare(out, ["fabric", "accelerate"], ["32-true", "bf16-mixed"], rounds=2, device="cpu")
     assert {path.name for path in out.iterdir()} == {
         "results.csv", "losses.csv", "results.md", "chart.png", "chart.svg"
     }  # fmt: skip
@@ -144,19 +146,20 @@ def test_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.
 
 
 def test_says_what_this_machine_cannot_do(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compare, "find_spec", lambda name: name if name == "accelerate" else None)
+    monkeypatch.setattr(comparison, "find_spec", lambda name: name if name == "accelerate" else None)
     half = replace(task, precision="16-mixed")
-    assert "float16 on a CPU" in compare.why_not("accelerate", half)
-    assert compare.why_not("accelerate", replace(half, device="cuda")) == ""
-    assert compare.why_not("ours", half) == ""
-    assert compare.why_not("hf_trainer", task) == "transformers not installed: pip install 'vit_finetune[benchmark]'"
+    assert "float16 on a CPU" in comparison.why_not("accelerate", half)
+    assert comparison.why_not("accelerate", replace(half, device="cuda")) == ""
+    assert comparison.why_not("ours", half) == ""
+    assert comparison.why_not("hf_trainer", task) == "transformers not installed: pip install 'vit_finetune[benchmark]'"
 
 
 def test_keeps_what_is_there_and_refuses_too_few_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(MisconfigurationException, match="--steps 10 --rounds 1: at least 151"):
-        compare.time_steps(["ours"], 1, 10, "cpu")
+        compare(tmp_path / "out", rounds=1, steps=10)
+    assert not (tmp_path / "out").exists()
     (tmp_path / "note").touch()
     monkeypatch.setattr("sys.argv", ["frontends", "--output", str(tmp_path)])
     with pytest.raises(SystemExit) as stop:
@@ -167,7 +170,9 @@ def test_keeps_what_is_there_and_refuses_too_few_steps(
 @pytest.mark.slow
 def test_each_run_has_a_process_of_its_own(task: Task, tmp_path: Path) -> None:
     """A failure is a line in the report, and the others go on."""
-    right = compare.start(Run("ours", "learning", "32-true", 0), task, tmp_path / "result.json")
+    right = comparison.start(Run("ours", "learning", "32-true", 0), task, tmp_path / "result.json")
     assert right.measured is not None and len(right.measured.losses) == STEPS
-    wrong = compare.start(Run("ours", "learning", "32-true", 0), replace(task, weights="no"), tmp_path / "result.json")
+    wrong = comparison.start(
+        Run("ours", "learning", "32-true", 0), replace(task, weights="no"), tmp_path / "result.json"
+    )
     assert wrong.measured is None and wrong.reason.startswith("exit code 2: error: --model.weights no")

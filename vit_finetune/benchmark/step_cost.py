@@ -6,7 +6,7 @@ checkpoints. Time is taken where the data set hands out a batch, equally on both
 steps, so that what happens every 50 steps counts. The 10th percentile leaves out what other programs did meanwhile.
 """
 
-from vit_finetune.benchmark.frontends.compare import time_steps
+from vit_finetune.benchmark.frontends.comparison import time_steps
 from vit_finetune.benchmark.frontends.report import cost_table
 
 

@@ -4,3 +4,13 @@ Plain PyTorch, Lightning Fabric, Hugging Face Accelerate, the Hugging Face Train
 the same network from the same weights, on the same batches in the same order, with the same augmentation, optimiser and
 schedule. Each has a file of its own here, short enough to compare by reading; what they share is in ``task.py``.
 """
+
+from pathlib import Path
+from typing import Any
+
+
+def compare(output: Path, **options: Any) -> None:
+    """Compares all of them; see :func:`vit_finetune.benchmark.frontends.comparison.compare`."""
+    from vit_finetune.benchmark.frontends import comparison  # not above: each front end's own process needs less
+
+    comparison.compare(output, **options)

@@ -5,7 +5,7 @@ import sys
 from jsonargparse import auto_cli
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
-from vit_finetune.benchmark.frontends.compare import compare
+from vit_finetune.benchmark.frontends.comparison import compare
 
 if __name__ == "__main__":
     try:

@@ -1,72 +1,28 @@
 """Tables and files of the comparison; the chart is in ``chart.py``."""
 
-import ast
 import csv
-import tokenize
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from datetime import date
 from importlib.metadata import version
 from importlib.util import find_spec
-from itertools import chain
 from pathlib import Path
 
 from vit_finetune.benchmark.frontends import chart
-from vit_finetune.benchmark.frontends.run import WINDOW, Measured
+from vit_finetune.benchmark.frontends.results import (
+    NAMES,
+    Cost,
+    Run,
+    costs,
+    depths,
+    done,
+    largest_difference,
+    lines_of_code,
+    percentile,
+)
+from vit_finetune.benchmark.frontends.run import WINDOW
 from vit_finetune.preflight import describe_machine
 
-NAMES = {
-    "plain": "Plain PyTorch",
-    "fabric": "Lightning Fabric",
-    "accelerate": "HF Accelerate",
-    "hf_trainer": "HF Trainer",
-    "ours": "vit_finetune fit",
-}
 SHARES = {"10th percentile": 0.1, "median": 0.5}
-LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
-
-
-@dataclass(frozen=True)
-class Run:
-    """One run of one front end.
-
-    Args:
-        frontend: A key of ``NAMES``.
-        task: ``learning``, or the number of blocks of the network whose step is timed.
-        precision: As in ``--trainer.precision``.
-        round: Counted from 0.
-        measured: What it gave, ``None`` if it did not run.
-        reason: Why it did not run.
-    """
-
-    frontend: str
-    task: str
-    precision: str
-    round: int
-    measured: Measured | None = None
-    reason: str = ""
-
-    def __str__(self) -> str:
-        what = f"{self.task} block(s)" if self.task.isdigit() else self.task
-        head = f"{what:12s} {self.precision:10s} round {self.round}  {NAMES[self.frontend]:16s}"
-        if self.measured is None:
-            return f"{head}  not run: {self.reason}"
-        return f"{head}  {percentile(self.measured.windows, 0.5):.3f} ms a step"
-
-
-@dataclass(frozen=True)
-class Cost:
-    """What a step costs: plain PyTorch's in milliseconds, of others what they take beyond it in microseconds.
-
-    Args:
-        value: Over the windows of all rounds.
-        low: Of the round with the least.
-        high: Of the round with the largest.
-    """
-
-    value: float
-    low: float
-    high: float
 
 
 def write(runs: Sequence[Run], output: Path) -> None:
@@ -78,68 +34,7 @@ def write(runs: Sequence[Run], output: Path) -> None:
         f"{depth} block{'s' * (depth != '1')}": {NAMES[name]: cost for name, cost in costs(runs, depth, 0.1).items()}
         for depth in depths(runs)
     }
-    curves: dict[str, dict[str, list[float]]] = {}
-    for run, measured in done(runs, "learning"):
-        curves.setdefault(run.precision, {})[NAMES[run.frontend]] = measured.losses
-    chart.draw(curves, labelled, list(NAMES.values()), output)
-
-
-def done(runs: Sequence[Run], task: str) -> Iterator[tuple[Run, Measured]]:
-    """The runs of a task that gave something."""
-    return ((run, run.measured) for run in runs if run.task == task and run.measured is not None)
-
-
-def depths(runs: Sequence[Run]) -> list[str]:
-    """Numbers of blocks of the networks whose steps were timed."""
-    return list(dict.fromkeys(run.task for run in runs if run.task.isdigit()))
-
-
-def costs(runs: Sequence[Run], depth: str, share: float) -> dict[str, Cost]:
-    """What a step costs with each front end.
-
-    Args:
-        runs: All.
-        depth: See :func:`depths`.
-        share: Of the windows, which leaves out what other programs did meanwhile: 0.1 for the 10th percentile.
-
-    Returns:
-        Empty if plain PyTorch did not run; without front ends that did not run.
-    """
-    rounds: dict[str, dict[int, list[float]]] = {}
-    for run, measured in done(runs, depth):
-        rounds.setdefault(run.frontend, {})[run.round] = measured.windows
-    if "plain" not in rounds:
-        return {}
-    plain = rounds.pop("plain")
-    base = percentile([*chain(*plain.values())], share)
-    bases = {number: percentile(windows, share) for number, windows in plain.items()}
-    result = {"plain": Cost(base, min(bases.values()), max(bases.values()))}
-    for name, windows in rounds.items():
-        each = [(percentile(w, share) - bases[number]) * 1e3 for number, w in windows.items() if number in bases]
-        if each:
-            result[name] = Cost((percentile([*chain(*windows.values())], share) - base) * 1e3, min(each), max(each))
-    return result
-
-
-def percentile(values: Sequence[float], share: float) -> float:
-    """The value below which this share of the values lies."""
-    return sorted(values)[int(share * (len(values) - 1))]
-
-
-def largest_difference(left: Sequence[float], right: Sequence[float]) -> float:
-    """Between two sequences of losses; 0 if they are equal bit for bit."""
-    return max(abs(a - b) for a, b in zip(left, right, strict=True))
-
-
-def lines_of_code(file: Path) -> int:
-    """Counts the lines that hold code: neither blank nor comment nor docstring."""
-    docstrings: set[int] = set()
-    for node in ast.walk(ast.parse(file.read_text())):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-            docstrings.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
-    with tokenize.open(file) as source:
-        tokens = [token for token in tokenize.generate_tokens(source.readline) if token.type not in LAYOUT]
-    return len({line for token in tokens for line in range(token.start[0], token.end[0] + 1)} - docstrings)
+    chart.draw(_curves(runs), labelled, list(NAMES.values()), output)
 
 
 def _lines(frontend: str) -> int:
@@ -173,8 +68,10 @@ def learning_table(runs: Sequence[Run]) -> str:
         numbers = (shown, f"{measured.losses[-1]:.6f}", accuracy, f"{measured.peak_memory_gb:.2f} GB")
         rows.append((NAMES[run.frontend], str(_lines(run.frontend)), run.precision, *numbers))
     steps = max((len(losses) for losses in plain.values()), default=0)
-    note = f"{steps} steps. Peak is the largest memory of the process, on a GPU the largest that was allocated there."
-    return f"{_table(rows)}\n\n{note}"
+    return (
+        f"{_table(rows)}\n\n{steps} steps. Lines of code are those of the front end's own file. Peak is the largest "
+        "memory of the process, on a GPU the largest that was allocated there."
+    )
 
 
 def cost_table(runs: Sequence[Run]) -> str:
@@ -199,6 +96,22 @@ def _show(frontend: str, cost: Cost) -> str:
     if frontend == "plain":
         return f"{cost.value:.3f} ms ({cost.low:.3f} to {cost.high:.3f})"
     return f"{cost.value:+.0f} µs ({cost.low:+.0f} to {cost.high:+.0f})"
+
+
+def _curves(runs: Sequence[Run]) -> dict[str, dict[str, list[float]]]:
+    """The losses by panel title and front end; the title says how far they are apart."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for run, measured in done(runs, "learning"):
+        found.setdefault(run.precision, {})[NAMES[run.frontend]] = measured.losses
+    curves = {}
+    for precision, lines in found.items():
+        plain = lines.get(NAMES["plain"])
+        off = max((largest_difference(plain, losses) for losses in lines.values()), default=0) if plain else None
+        apart = (
+            "" if off is None else f"\nfarthest from plain PyTorch by {off:.1e}" if off else "\nall equal, bit for bit"
+        )
+        curves[f"{precision}{apart}"] = lines
+    return curves
 
 
 def _table(rows: Sequence[Sequence[str]]) -> str:

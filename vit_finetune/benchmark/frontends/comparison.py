@@ -15,7 +15,7 @@ import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 from vit_finetune.benchmark.frontends import report
-from vit_finetune.benchmark.frontends.report import Run
+from vit_finetune.benchmark.frontends.results import Run
 from vit_finetune.benchmark.frontends.run import WARM_UP, WINDOW, Measured
 from vit_finetune.benchmark.frontends.task import Precision, Task
 
@@ -25,6 +25,7 @@ Device = Literal["auto", "cpu", "cuda"]
 PACKAGES = {"accelerate": ("accelerate",), "hf_trainer": ("accelerate", "transformers")}
 # Seen with accelerate 1.15 and transformers 5.24.
 NO_FLOAT16 = "float16 on a CPU is not supported: the option is accepted, and trains in 32 bits without a word"
+FAILED = "exit code"
 
 # That of configs/quickstart.yaml at half its width: learns something in a few hundred steps.
 LEARNING = {"patch_size": 8, "embed_dim": 64, "depth": 4, "num_heads": 4, "class_token": False, "global_pool": "avg"}
@@ -56,13 +57,17 @@ def compare(
 
     Raises:
         MisconfigurationException: The folder holds something, or the steps are too few.
+        SystemExit: With code 1, after the report, when a front end failed; that it cannot run here is no failure.
     """
+    _check_length(rounds, steps)
     if output.exists() and any(output.iterdir()):
         raise MisconfigurationException(f"--output {output} is not empty; name a folder that is new.")
     output.mkdir(parents=True, exist_ok=True)
     runs = [*learn(frontends, precisions, device), *time_steps(frontends, rounds, steps, device)]
     report.write(runs, output)
     print(f"\n{(output / 'results.md').read_text()}\nWritten to {output}")
+    if any(run.reason.startswith(FAILED) for run in runs):
+        raise SystemExit(1)
 
 
 def learn(frontends: Sequence[str], precisions: Sequence[Precision], device: Device) -> list[Run]:
@@ -75,16 +80,16 @@ def learn(frontends: Sequence[str], precisions: Sequence[Precision], device: Dev
 
 
 def time_steps(frontends: Sequence[str], rounds: int, steps: int, device: Device) -> list[Run]:
-    """Times the steps of two tiny networks, front ends in turns.
+    """Times the steps of two tiny networks, front ends in turns."""
+    tasks = {str(depth): replace(task, steps=steps, device=_device(device)) for depth, task in COST_TASKS.items()}
+    return _take_turns(frontends, tasks, rounds)
 
-    Raises:
-        MisconfigurationException: The steps are too few for a window after the warm-up.
-    """
+
+def _check_length(rounds: int, steps: int) -> None:
+    """Refuses steps that give no window after the warm-up."""
     least = (WARM_UP + 1) * WINDOW + 1
     if steps < least or rounds < 1:
         raise MisconfigurationException(f"--steps {steps} --rounds {rounds}: at least {least} and 1 are needed.")
-    tasks = {str(depth): replace(task, steps=steps, device=_device(device)) for depth, task in COST_TASKS.items()}
-    return _take_turns(frontends, tasks, rounds)
 
 
 def _device(asked: Device) -> str:
@@ -95,9 +100,9 @@ def _take_turns(frontends: Sequence[str], tasks: dict[str, Task], rounds: int) -
     """Runs every front end on every task in each round, plain PyTorch first."""
     runs = []
     with tempfile.TemporaryDirectory() as folder:
-        for name, task in tasks.items():
-            tasks[name] = replace(task, weights=f"{folder}/{name}.safetensors")
-            tasks[name].write_weights()
+        tasks = {name: replace(task, weights=f"{folder}/{name}.safetensors") for name, task in tasks.items()}
+        for task in tasks.values():
+            task.write_weights()
         for number in range(rounds):
             for name, task in tasks.items():
                 for frontend in dict.fromkeys(["plain", *frontends]):
@@ -127,5 +132,5 @@ def start(run: Run, task: Task, result: Path) -> Run:
     if done.returncode:
         print(done.stderr, file=sys.stderr)
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        return replace(run, reason=f"exit code {done.returncode}: {last}")
+        return replace(run, reason=f"{FAILED} {done.returncode}: {last}")
     return replace(run, measured=Measured(**json.loads(result.read_text())))

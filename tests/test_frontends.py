@@ -117,7 +117,8 @@ def test_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     monkeypatch.setattr(comparison, "start", start)
     monkeypatch.setattr(comparison, "find_spec", lambda name: None)
     out = tmp_path / "out"
-    compare(out, ["fabric", "accelerate"], ["32-true", "bf16-mixed"], rounds=2, device="cpu")
+    precisions = ["32-true", "bf16-mixed"]
+    compare(out, frontends=["fabric", "accelerate"], precisions=precisions, rounds=2, device="cpu")
     assert {path.name for path in out.iterdir()} == {
         "results.csv", "losses.csv", "results.md", "chart.png", "chart.svg"
     }  # fmt: skip
@@ -176,3 +177,19 @@ def test_each_run_has_a_process_of_its_own(task: Task, tmp_path: Path) -> None:
         Run("ours", "learning", "32-true", 0), replace(task, weights="no"), tmp_path / "result.json"
     )
     assert wrong.measured is None and wrong.reason.startswith("exit code 2: error: --model.weights no")
+
+
+@pytest.mark.parametrize("broken", [["plain", "ours"], ["ours"]])
+def test_a_failure_is_reported_and_shows_in_the_exit_code(
+    broken: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(run: Run, task: Task, result: Path) -> Run:
+        if run.frontend in broken:
+            return replace(run, reason=f"{comparison.FAILED} 1: out of luck")
+        return replace(run, measured=Measured([2.0] if task.record else [], 0.5, [1.0]))
+
+    monkeypatch.setattr(comparison, "start", start)
+    with pytest.raises(SystemExit) as stop:
+        compare(tmp_path / "out", frontends=["ours"], precisions=["32-true"], rounds=1)
+    assert stop.value.code == 1
+    assert "- vit_finetune fit, 32-true: exit code 1: out of luck" in (tmp_path / "out" / "results.md").read_text()

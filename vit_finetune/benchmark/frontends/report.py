@@ -70,7 +70,7 @@ def learning_table(runs: Sequence[Run]) -> str:
     steps = max((len(losses) for losses in plain.values()), default=0)
     return (
         f"{_table(rows)}\n\n{steps} steps. Lines of code are those of the front end's own file. Peak is the largest "
-        "memory of the process, on a GPU the largest that was allocated there."
+        "memory of the process, with Lightning and timm loaded in all of them; on a GPU the largest allocated there."
     )
 
 

@@ -14,8 +14,8 @@ and the defaults that are in your way. Here these were:
   whole batches, so the methods that make loaders are overridden. What they return must go through
   ``accelerator.prepare``, or nobody tells the sampler of the epoch.
 - Augmentation on the device has no place of its own; ``training_step`` is overridden for it.
-- It saves every 500 steps (``save_strategy``), reports to trackers (``report_to``), and seeds the process with 42
-  (``seed``).
+- It saves every 500 steps (``save_strategy``), seeds the process with 42 (``seed``), and before version 5 reports to
+  every tracker that is installed (``report_to``).
 - It takes a GPU if there is one, and all there are by ``DataParallel`` (``use_cpu``, ``CUDA_VISIBLE_DEVICES``).
 - It looks at every loss and replaces one that is not a number in its log (``logging_nan_inf_filter``), which makes a
   GPU wait at each step. Left as it is: a user who does not know of it has it.

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
+import numpy as np
+
 from vit_finetune.benchmark.frontends.run import Measured
 
 NAMES = {
@@ -105,8 +107,8 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def largest_difference(left: Sequence[float], right: Sequence[float]) -> float:
-    """Between two sequences of losses; 0 if they are equal bit for bit."""
-    return max(abs(a - b) for a, b in zip(left, right, strict=True))
+    """Between two sequences of losses; 0 if they are equal bit for bit, nan if one has a nan."""
+    return float(np.abs(np.subtract(left, right)).max())
 
 
 def lines_of_code(file: Path) -> int:

@@ -139,7 +139,7 @@ class ViTCLI(LightningCLI):
         self.checkpoint_path: Path | None = None
         self.checkpoint: dict[str, Any] | None = None
         for name, command in self._subcommand_parsers.items():
-            if name != "doctor":
+            if name not in EXTRA_COMMANDS:
                 command.set_defaults({"weights_only": True})
         self._subcommand_parsers["predict"].set_defaults({"return_predictions": False})
         typed = _peek(sys.argv[1:] if args is None else args)

@@ -1,11 +1,15 @@
 """The commands beyond those of Lightning's Trainer: each is a method, whose docstring is the command's help."""
 
+from pathlib import Path
+from typing import Literal
+
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer
 
 from vit_finetune.data import ImageDataModule
 from vit_finetune.module import ViTClassifier
 
-EXTRA_COMMANDS = ("doctor",)
+EXTRA_COMMANDS = ("doctor", "export")
 
 
 class ViTTrainer(Trainer):
@@ -19,3 +23,39 @@ class ViTTrainer(Trainer):
             datamodule: The data that it would be trained on.
             ckpt_path: The checkpoint that training would go on from.
         """
+
+    def export(
+        self,
+        model: ViTClassifier,
+        datamodule: ImageDataModule,
+        ckpt_path: str | None = None,
+        format: Literal["onnx", "torch_export", "timm"] = "onnx",
+        output: str | None = None,
+        benchmark: bool = False,
+        batch_sizes: tuple[int, ...] = (1, 32),
+    ) -> None:
+        """Write a trained model as a file for other programs, with a model card.
+
+        The file takes uint8 pictures of the size that was trained on, any number at once, and returns calibrated
+        probabilities; preprocessing, temperature and class names are inside. It is kept only if, for every validation
+        picture, it gives the class that the checkpoint gives, and probabilities within 1e-4. All of this runs in
+        float32 on the CPU.
+
+        Args:
+            model: The model that was trained.
+            datamodule: The data whose validation pictures are compared.
+            ckpt_path: What to export: best or last of the newest run, or a file.
+            format: onnx for onnxruntime and others; torch_export for torch.export.load; timm for timm.create_model,
+                the bare network with the rest in its config.json.
+            output: Folder to make. By default in the run's folder export, named after checkpoint and format.
+            benchmark: Measure speed on this machine too: the checkpoint, compiled where there is a C++ compiler, and
+                the file.
+            batch_sizes: Pictures at once in the benchmark.
+        """
+        from vit_finetune.export.command import export
+
+        if ckpt_path is None:  # --ckpt_path restart, and nothing to go on from
+            raise MisconfigurationException("export needs a trained model: --ckpt_path best, last, or a file.")
+        sizes = batch_sizes if benchmark else ()
+        if self.is_global_zero:
+            export(model, datamodule, Path(ckpt_path), format, Path(output) if output else None, sizes)

@@ -353,4 +353,5 @@ class ViTClassifier(LightningModule):
             "preprocessing": self.preprocessing,
             "temperature": self.temperature,
             "split_fingerprint": getattr(datamodule, "split_fingerprint", None),
+            "class_counts": getattr(datamodule, "class_counts", None),
         }

@@ -165,7 +165,7 @@ def _unknown_metrics(trainer: Trainer) -> list[str]:
 
 def _no_compiler(trainer: Trainer, model: ViTClassifier) -> str | None:
     on_cpu = trainer.strategy.root_device.type == "cpu"
-    if model.hparams["compile"] and on_cpu and not shutil.which(os.environ.get("CXX", "g++")):
+    if model.hparams["compile"] and on_cpu and not cpp_compiler():
         return "--model.compile true needs a C++ compiler on a CPU: install g++ or set CXX, or leave it false."
     return None
 
@@ -200,6 +200,11 @@ def _warn(trainer: Trainer) -> None:
         rank_zero_warn(f"This processor has no bf16 units: --trainer.precision {precision} is slower than 32-true.")
 
 
+def cpp_compiler() -> str | None:
+    """The C++ compiler that torch.compile needs on a CPU, ``None`` where there is none."""
+    return shutil.which(os.environ.get("CXX", "g++"))
+
+
 def has_bf16_units() -> bool:
     """Whether 16-bit matrix products are done in hardware by the device that ``--trainer.accelerator auto`` takes.
 
@@ -228,7 +233,7 @@ def describe_machine() -> str:
         "python": f"{platform.python_version()} on {platform.platform()}",
         "cpu": f"{os.cpu_count()} cores, {torch.backends.cpu.get_cpu_capability()}, bf16 {bf16_instructions()}",
         "gpu": f"{', '.join(gpus) or 'none'}" + (f", bf16: {has_bf16_units()}" if gpus else ""),
-        "c++": shutil.which(os.environ.get("CXX", "g++")) or "none: --model.compile will not work on the CPU",
+        "c++": cpp_compiler() or "none: --model.compile will not work on the CPU",
         **{name: version(name) for name in packages},
     }
     return "\n".join(f"{name:13s} {value}" for name, value in rows.items())

@@ -104,6 +104,15 @@ class ImageDataModule(LightningDataModule):
         names = "\n".join(sorted(self.sets["train"].names)) if "train" in self.sets else ""
         return hashlib.sha256(names.encode(errors="surrogateescape")).hexdigest()[:16]
 
+    @property
+    def class_counts(self) -> dict[str, list[int]]:
+        """Pictures of each class, in the order of ``class_names``, in each set that was read."""
+        classes = len(self.class_names or ())
+        return {
+            name: pictures.labels[pictures.labels >= 0].bincount(minlength=classes).tolist()
+            for name, pictures in self.sets.items()
+        }
+
     # Loaders
 
     def train_dataloader(self) -> TrainLoader:

@@ -167,13 +167,19 @@ def test_half_precision_and_compiled_runs_are_exported_in_float32(
     checkpoint["hyper_parameters"] |= {"compile": True, "grad_checkpointing": True}
     torch.save(checkpoint, best)
     monkeypatch.setattr(torch.nn.Module, "compile", None)
+    report = best.parent.parent / "test-report" / "report.json"
+    report.parent.mkdir()
+    about = {"checkpoint": str(best), "data": "ImageFolder, photos", "precision": "bf16-true"}
+    report.write_text(json.dumps({"pictures": 7, "top1": {"value": 6 / 7, "low": 0.5, "high": 0.9}, "about": about}))
     main(["export", f"--ckpt_path={best}", "--format=timm", "--output=out/mine"])
     printed = capsys.readouterr().out
     accuracy = re.findall(r"^(checkpoint|file) +val/acc ([\d.]+)", printed, re.MULTILINE)
     assert [name for name, _ in accuracy] == ["checkpoint", "file"] and accuracy[0][1] == accuracy[1][1]
     assert "top-1 equal on 9 of 9, largest difference of a probability" in printed
     assert Path("out/mine/model.safetensors").is_file() and not list(best.parent.parent.glob("export"))
-    assert "in precision bf16-true" in Path("out/mine/README.md").read_text()
+    text = Path("out/mine/README.md").read_text()
+    assert "in precision bf16-true" in text
+    assert "On 7 test pictures (ImageFolder, photos, bf16-true): top-1 accuracy 0.8571" in text
 
 
 def refused(capsys: pytest.CaptureFixture[str], *args: str) -> str:

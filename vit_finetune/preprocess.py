@@ -70,6 +70,6 @@ def resize_matrix(source: int, target: int, mode: str, device: torch.device, dty
         Shape ``(target, source)``, rows adding up to 1.
     """
     with torch.inference_mode(False), torch.autocast(device.type, enabled=False):
-        identity = torch.eye(source)[None, None]
+        identity = torch.eye(source, dtype=torch.float32)[None, None]
         weights = F.interpolate(identity, size=(target, source), mode=mode, antialias=True)[0, 0]
         return weights.to(device, dtype)

@@ -1,6 +1,7 @@
 """The model card: what someone who receives the file has to know."""
 
 import inspect
+import json
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -137,8 +138,26 @@ def _metrics(facts: Facts) -> str:
             f"{LIMIT:.0e}). Probabilities are calibrated by temperature {facts.contract['temperature']:.4g}, fitted on "
             "the validation pictures of the training. The checkpoint may have been chosen by its accuracy on them too: "
             "expect a little less on new pictures.",
+            *_tested(facts.checkpoint),
         ]
     )
+
+
+def _tested(checkpoint: Path) -> list[str]:
+    """The accuracy of the newest test report of this checkpoint, if the run has one."""
+    run = checkpoints.run_folder(checkpoint)
+    reports = sorted(run.glob("test-report*/report.json"), key=_modified, reverse=True) if run else []
+    for path in reports:
+        report = json.loads(path.read_text(encoding="utf-8"))
+        about, top1 = report["about"], report["top1"]
+        if Path(about["checkpoint"]).name == checkpoint.name and _modified(path) > _modified(checkpoint):
+            figures = f"top-1 accuracy {top1['value']:.4f} (95 % interval {top1['low']:.4f} to {top1['high']:.4f})"
+            return ["", f"On {report['pictures']} test pictures ({about['data']}, {about['precision']}): {figures}."]
+    return []
+
+
+def _modified(path: Path) -> float:
+    return path.stat().st_mtime
 
 
 def _input_and_output(facts: Facts) -> str:

@@ -22,8 +22,7 @@ def explain(error: Exception) -> str | None:
         return f"{OUT_OF_MEMORY} ({str(error).splitlines()[0]})"
     if "shared memory" in str(error):  # of torch's and of Python's own multiprocessing alike
         return NO_SHARED_MEMORY
-    if isinstance(
-        error, (NotFinite, Disagreement, OSError)
-    ):  # the last: a full disk, a folder that is a file, no permission
+    # The last: a full disk, a folder that is a file, no permission.
+    if isinstance(error, (NotFinite, Disagreement, OSError)):
         return str(error)
     return None

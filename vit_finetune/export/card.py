@@ -186,7 +186,7 @@ def _limits(facts: Facts) -> str:
 
 
 def _versions(facts: Facts) -> str:
-    packages = ["torch", "timm", *(name for name in FORMATS[facts.name].needs if name != "timm")]
+    packages = ["torch", "timm", *FORMATS[facts.name].needs]
     ours = f"vit_finetune {facts.contract['vit_finetune']}"
     return f"Written with {ours}, {', '.join(f'{name} {version(name)}' for name in packages)}."
 

@@ -6,6 +6,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 import vit_finetune
@@ -48,7 +49,8 @@ def export(
     model = load(checkpoint, configured)
     probabilities, labels = agreement.reference(model, data)
     model.eval().requires_grad_(False)
-    pictures = next(iter(data.val_dataloader()))["image"]
+    held_out = data.sets["val"]
+    pictures = held_out.images_at(torch.arange(min(32, len(held_out))))
     contract = describe(model, tuple(pictures.shape[1:]))
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".unchecked-", dir=target.parent) as scratch:

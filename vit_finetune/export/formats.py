@@ -172,5 +172,5 @@ ONNX = {"onnx": "1.18", "onnxruntime": "1.20", "onnxscript": "0.7.2"}
 FORMATS = {
     "onnx": Format(ONNX, "model.onnx", write_onnx, load_onnx),
     "torch_export": Format({}, "model.pt2", write_torch_export, load_torch_export),
-    "timm": Format({"timm": "1.0.26"}, "model.safetensors", write_timm, load_timm),
+    "timm": Format({}, "model.safetensors", write_timm, load_timm),
 }

@@ -72,7 +72,7 @@ def read_onnx(folder: Path) -> tuple[Callable[[Tensor], Any], list[str]]:
 def read_torch_export(folder: Path) -> tuple[Callable[[Tensor], Any], list[str]]:
     extra = {"contract.json": ""}
     program = torch.export.load(folder / "model.pt2", extra_files=extra).module()
-    return lambda images: program(images).numpy(), json.loads(extra["contract.json"])["class_names"]
+    return lambda images: program(images).detach().numpy(), json.loads(extra["contract.json"])["class_names"]
 
 
 def read_timm(folder: Path) -> tuple[Callable[[Tensor], Any], list[str]]:
@@ -81,7 +81,7 @@ def read_timm(folder: Path) -> tuple[Callable[[Tensor], Any], list[str]]:
     net = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
     assert net.cls_token is None and len(net.blocks) == 2 and net.patch_embed.patch_size == (8, 8)
     format = timm.data.resolve_model_data_config(net)
-    assert format["input_size"] == (3, 32, 32)
+    assert tuple(format["input_size"]) == (3, 32, 32)
     config = json.loads((folder / "config.json").read_text())
 
     def run(images: Tensor) -> Any:

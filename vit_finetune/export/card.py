@@ -118,7 +118,7 @@ def _recipe(facts: Facts, header: dict[str, Any]) -> str:
     run = checkpoints.run_folder(facts.checkpoint)
     options = _different(ViTClassifier, facts.model.hparams) | {"name": facts.model.hparams["name"]}
     options.pop("class_names", None)
-    done = f"{header['global_step']} optimiser steps, to epoch {header['epoch']} (counted from 0)"
+    done = f"{header['global_step']} optimiser steps, epochs 0 to {header['epoch']}"
     precision = ""
     if run is not None:
         trainer = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8")).get("trainer", {})

@@ -141,7 +141,9 @@ class ViTCLI(LightningCLI):
         for name, command in self._subcommand_parsers.items():
             if name not in EXTRA_COMMANDS:
                 command.set_defaults({"weights_only": True})
-        self._subcommand_parsers["predict"].set_defaults({"return_predictions": False})
+        predict = self._subcommand_parsers["predict"]
+        predict.set_defaults({"return_predictions": False})
+        predict.add_class_arguments(callbacks.PredictionWriter, "predictions")
         typed = _peek(sys.argv[1:] if args is None else args)
         if not typed.ckpt_path:
             super().parse_arguments(parser, args)
@@ -201,7 +203,7 @@ class ViTCLI(LightningCLI):
         if self.subcommand == "fit":
             extra += [callbacks.SpeedMonitor(), callbacks.RunSummary(trainer.default_root_dir)]
         if self.subcommand == "predict":
-            extra.append(callbacks.PredictionWriter())
+            extra.append(options.predictions)
         given = trainer.callbacks if isinstance(trainer.callbacks, list) else [trainer.callbacks]
         if trainer.enable_progress_bar is not False and not any(isinstance(c, ProgressBar) for c in given):
             extra.append(callbacks.progress_bar())

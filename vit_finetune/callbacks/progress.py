@@ -65,6 +65,24 @@ class PlainProgress(ProgressBar):
         """Prints the last epoch."""
         self._print_epoch(trainer)
 
+    def on_predict_start(self, *_: Any) -> None:
+        """Starts the clock."""
+        self._next = time.monotonic() + LINE_EVERY
+
+    def on_predict_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Prints a line if the last one is old enough."""
+        if self._enabled and time.monotonic() >= self._next:
+            self._next = time.monotonic() + LINE_EVERY
+            print(f"predict batch {batch_idx + 1}/{trainer.num_predict_batches[dataloader_idx]}", flush=True)
+
     def _print_epoch(self, trainer: Trainer) -> None:
         if self._epoch is not None:
             self._print(trainer, "done", ("train/loss", "train/acc", "val/loss", "val/acc"))

@@ -1,46 +1,23 @@
 """Your own pictures: one folder a class."""
 
-import os
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.utilities.rank_zero import rank_zero_info
-from torch import Tensor
+from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_only, rank_zero_warn
 
 from vit_finetune.data.base import STAGES, ImageDataModule
 from vit_finetune.data.decode import EXTENSIONS, BrokenPicture, decode, read_size
-from vit_finetune.data.pictures import UNKNOWN, MemoryPictures, PictureSet, stratified_holdout
+from vit_finetune.data.files import FilePictures, PicturesToPredict
+from vit_finetune.data.listing import find_pictures, list_classes, read_list, try_files
+from vit_finetune.data.pictures import MemoryPictures, PictureSet, stratified_holdout
 
 SPLITS = ("train", "val", "test")
+SHOWN = 20  # broken files that a message names
 T = TypeVar("T")
-
-
-class FilePictures(PictureSet):
-    """Pictures that are decoded each time they are asked for.
-
-    Args:
-        paths: The files.
-        labels: int64, shape ``(N,)``.
-        size: Side in pixels of the square that every picture becomes; ``None`` if all have one size already.
-    """
-
-    def __init__(self, paths: Sequence[str], labels: Tensor, size: int | None = None) -> None:
-        super().__init__(labels, paths)
-        self.size = size
-
-    def images_at(self, positions: Tensor) -> Tensor:
-        """Decodes a batch, uint8 ``(B, 3, H, W)``."""
-        return torch.stack([decode(self.names[position], self.size) for position in positions.tolist()])
-
-    def subset(self, positions: Tensor) -> "FilePictures":
-        """Returns the pictures at these positions as a set of their own."""
-        names = [self.names[position] for position in positions.tolist()]
-        return FilePictures(names, self.labels[positions], self.size)
 
 
 class ImageFolder(ImageDataModule):
@@ -48,11 +25,14 @@ class ImageFolder(ImageDataModule):
 
     Either ``root/train/<class>/*.jpg`` with ``val`` and ``test`` beside ``train``, or one tree ``root/<class>/*.jpg``
     that is split by a seed. A missing ``val`` is cut out of ``train``. Without ``test``, the command ``test`` scores
-    the validation pictures and says so. ``predict`` takes the same pictures as ``test``, or, where there are no splits,
-    every picture below ``root``. Hidden files and folders and files of other types are left out.
+    the validation pictures and says so. Hidden files and folders, what operating systems leave behind, and files of
+    other types are left out.
+
+    ``predict`` needs no labels: it takes every picture below ``root/test``, or else ``root/val``, or else ``root``.
 
     Args:
-        root: The folder.
+        root: The folder; for predict also one picture, or a text file with one path a line, absolute or relative to
+            the text file's folder.
         test_fraction: One tree only: share of each class that is held out for ``test``; 1 makes all pictures test
             pictures.
         size: Side in pixels to which pictures are brought when read (shorter side resized, centre cut). By default
@@ -60,6 +40,8 @@ class ImageFolder(ImageDataModule):
             model's input size.
         cache_gb: Decode once and keep the pictures in memory if they take up to this many GB; larger sets are decoded
             anew each epoch, in ``num_workers`` processes.
+        skip_broken: Leave out files that cannot be read and list them, in the run's folder too, instead of refusing to
+            start. Every file is then decoded once before the start.
         kwargs: Options of every data module, see :class:`ImageDataModule`.
     """
 
@@ -69,6 +51,7 @@ class ImageFolder(ImageDataModule):
         test_fraction: float = 0.1,
         size: int | None = None,
         cache_gb: float = 2.0,
+        skip_broken: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -76,19 +59,20 @@ class ImageFolder(ImageDataModule):
         self.test_fraction = test_fraction
         self.size = size
         self.cache_gb = cache_gb
+        self.skip_broken = skip_broken
 
     def missing(self) -> str | None:
         """Says that the folder is not there."""
         return None if self.root.is_dir() else f"--data.root {self.root} is not a folder."
 
     def prepare_data(self) -> None:
-        """Checks that the folder is there.
+        """Checks that there is something to read.
 
         Raises:
-            MisconfigurationException: It is not.
+            MisconfigurationException: There is not.
         """
-        if problem := self.missing():
-            raise MisconfigurationException(problem)
+        if not self.root.exists():
+            raise MisconfigurationException(f"--data.root {self.root} does not exist.")
 
     def load(self, stage: str) -> dict[str, PictureSet]:
         """Lists the files, checks them, and reads them into memory if they fit.
@@ -97,15 +81,31 @@ class ImageFolder(ImageDataModule):
             MisconfigurationException: The folder, a class or the pictures of the stage are missing, a class is unknown
                 to the model, or files are broken; one message for all files.
         """
+        if stage == "predict":
+            return {"predict": self._unlabelled()}
+        if problem := self.missing():
+            raise MisconfigurationException(problem)
         files = self._list(stage)
-        return self._read({name: files[name] for name in STAGES[stage]})
+        broken: dict[str, str] = {}
+        loaded = self._read({name: files[name] for name in STAGES[stage]}, broken)
+        return self._without(broken, loaded, stage) if broken else loaded
+
+    def _unlabelled(self) -> PicturesToPredict:
+        """Finds the pictures to predict; which of them are broken is told in the table of predictions."""
+        if self.root.is_file():
+            is_picture = self.root.suffix.lower() in EXTENSIONS
+            paths = [str(self.root)] if is_picture else read_list(self.root)
+        else:
+            splits = [self.root / name for name in ("test", "val") if (self.root / name).is_dir()]
+            paths = find_pictures([*splits, self.root][0])
+        if not paths:
+            raise MisconfigurationException(f"--data.root {self.root} has no pictures; {_accepted_types()}")
+        sizes = {size for _, size in _sound(read_size, paths, {})}
+        return PicturesToPredict(paths, self._size_for(sizes))
 
     def _list(self, stage: str) -> dict[str, FilePictures]:
         """Finds the files of the stage without opening them."""
         trees = {split: self.root / split for split in SPLITS if (self.root / split).is_dir()}
-        if stage == "predict" and not trees:
-            paths = find_pictures(self.root)
-            return {"predict": FilePictures(paths, torch.full((len(paths),), UNKNOWN))}
         classes = {split: list_classes(tree) for split, tree in (trees or {"all": self.root}).items()}
         self.class_names = self._name_classes(classes)
         files = {split: self._label(found) for split, found in classes.items()}
@@ -115,104 +115,122 @@ class ImageFolder(ImageDataModule):
         if "val" not in files and "train" in files and stage != "test":
             files |= self.hold_out(files["train"])  # type: ignore[arg-type]
         if "test" not in files and "val" in files:
-            if stage in ("test", "predict"):
+            if stage == "test":
                 rank_zero_info(f"{self.root} has no folder test: these are the pictures of val.")
             files["test"] = files["val"]
-        if "test" in files:
-            files["predict"] = files["test"]
         for name in STAGES[stage]:
             if not len(files.get(name, ())):
                 raise MisconfigurationException(f"--data.root {self.root} has no {name} pictures for {stage}.")
         return files
 
-    def _name_classes(self, classes: dict[str, dict[str, list[str]]]) -> list[str]:
-        """The model's classes if it has some already, else those of the training folder, sorted."""
+    def _name_classes(self, classes: Mapping[str, Mapping[str, list[str]]]) -> list[str]:
+        """The model's classes if it has some already, else those of the training folder, in order."""
         trained = classes.get("train") or classes.get("all")
         model = self.trainer.lightning_module if self.trainer else None
         known: list[str] | None = getattr(model, "class_names", None)
-        names = known or sorted(trained or set().union(*classes.values()))
-        for split, found in classes.items():
-            unknown = sorted(set(found) - set(names))
-            if unknown:
-                raise MisconfigurationException(
-                    f"{self.root}, {split}: no such class: {', '.join(unknown)}. The classes are {', '.join(names)}."
-                )
+        found = set().union(*classes.values())
+        if not found:
+            raise MisconfigurationException(
+                f"--data.root {self.root} has no class folders. Pictures lie in root/<class>/ or root/train/<class>/."
+            )
+        names = known or _in_order(set(trained or found))
         if trained is not None and known is None:
             empty = [name for name in names if not trained[name]]
             if empty:
                 raise MisconfigurationException(
-                    f"{self.root}: no pictures in the class folder {', '.join(empty)}; "
-                    f"accepted types are {' '.join(sorted(EXTENSIONS))}."
+                    f"{self.root}: no pictures in the class folder {', '.join(empty)}; {_accepted_types()}"
+                )
+        for split, folders in classes.items():
+            unknown = sorted(set(folders) - set(names))
+            if unknown:
+                raise MisconfigurationException(
+                    f"{self.root}, {split}: no such class: {', '.join(unknown)}. The classes are {', '.join(names)}."
+                )
+            lacking = [name for name in names if not folders.get(name)]
+            if lacking:
+                rank_zero_info(
+                    f"{self.root}, {split}: no pictures of {', '.join(lacking)}. The other classes keep their labels."
                 )
         return names
 
-    def _label(self, classes: dict[str, list[str]]) -> FilePictures:
+    def _label(self, classes: Mapping[str, list[str]]) -> FilePictures:
         assert self.class_names is not None
-        labelled = [(path, self.class_names.index(name)) for name, paths in classes.items() for path in paths]
-        return FilePictures([path for path, _ in labelled], torch.tensor([label for _, label in labelled]).long())
+        label = {name: position for position, name in enumerate(self.class_names)}
+        labels = [label[name] for name, paths in classes.items() for _ in paths]
+        return FilePictures([path for paths in classes.values() for path in paths], torch.tensor(labels).long())
 
-    def _read(self, files: dict[str, FilePictures]) -> dict[str, PictureSet]:
-        """Decides on size and place, and decodes what goes into memory."""
-        broken: list[str] = []
+    def _read(self, files: dict[str, FilePictures], broken: dict[str, str]) -> dict[str, PictureSet]:
+        """Decides on size and place, and decodes what goes into memory; notes what is broken by its path."""
         for pictures in files.values():
-            sizes = set(_map_files(read_size, pictures.names, broken))
-            pictures.size = self.size or self._size_for(sizes)
-        _refuse(broken)
-        side = max(pictures.size or max(read_size(pictures.names[0])) for pictures in files.values())
-        if sum(map(len, files.values())) * 3 * side**2 > self.cache_gb * 1e9:
-            return dict(files)
-        decoded = {name: _map_files(partial(decode, size=p.size), p.names, broken) for name, p in files.items()}
-        _refuse(broken)
-        return {
-            name: MemoryPictures(torch.stack(decoded[name]), pictures.labels, pictures.names)
-            for name, pictures in files.items()
-        }
+            pictures.size = self._size_for({size for _, size in _sound(read_size, pictures.names, broken)})
+        if sum(len(pictures) * 3 * pictures.size**2 for pictures in files.values()) <= self.cache_gb * 1e9:
+            return {name: _into_memory(pictures, broken) for name, pictures in files.items()}
+        if self.skip_broken:
+            for pictures in files.values():
+                for _ in _sound(lambda path: decode(path).shape, pictures.names, broken):
+                    pass  # only what is broken counts
+        return dict(files)
 
-    def _size_for(self, sizes: set[tuple[int, int]]) -> int | None:
+    def _size_for(self, sizes: set[tuple[int, int]]) -> int:
+        if self.size:
+            return self.size
         model = self.trainer.lightning_module if self.trainer else None
         limit = max(getattr(model, "input_size", (224, 224)))
-        if len(sizes) == 1:
-            width, height = next(iter(sizes))
-            if width == height <= limit:
-                return None
-        return limit
+        width, height = next(iter(sizes)) if len(sizes) == 1 else (None, None)
+        return width if width is not None and width == height and width <= limit else limit
+
+    def _without(self, broken: dict[str, str], sets: dict[str, PictureSet], stage: str) -> dict[str, PictureSet]:
+        """Refuses broken files, or leaves them out and lists them where that was asked for."""
+        lines = [broken[path] for path in sorted(broken)]
+        shown = "".join(f"\n  {line}" for line in lines[:SHOWN])
+        shown += f"\n  and {len(lines) - SHOWN} more" if len(lines) > SHOWN else ""
+        if not self.skip_broken:
+            raise MisconfigurationException(
+                f"{len(lines)} pictures cannot be read; mend or remove them, or leave them out with "
+                f"--data.skip_broken true:{shown}"
+            )
+        rank_zero_warn(f"{len(lines)} pictures cannot be read and are left out:{shown}")
+        folder = self.trainer.log_dir if self.trainer else None
+        if folder:
+            _write_lines(Path(folder) / f"skipped-{stage}.txt", lines)
+        kept = {
+            name: pictures.subset(torch.tensor([i for i, path in enumerate(pictures.names) if path not in broken]))
+            for name, pictures in sets.items()
+        }
+        for name, pictures in kept.items():
+            lost = set(sets[name].labels.tolist()) - set(pictures.labels.tolist())
+            if lost and (name == "train" or not len(pictures)):
+                classes = ", ".join((self.class_names or [])[label] for label in sorted(lost))
+                raise MisconfigurationException(f"No picture of these classes in {name} can be read: {classes}.{shown}")
+        return kept
 
 
-def find_pictures(folder: Path) -> list[str]:
-    """Lists the picture files below a folder in a stable order, hidden ones left out."""
-    paths = []
-    for parent, folders, names in os.walk(folder, followlinks=True):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        paths += [
-            os.path.join(parent, name)
-            for name in sorted(names)
-            if not name.startswith(".") and os.path.splitext(name)[1].lower() in EXTENSIONS
-        ]
-    return paths
+@rank_zero_only
+def _write_lines(file: Path, lines: list[str]) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def list_classes(tree: Path) -> dict[str, list[str]]:
-    """Lists the class folders of a tree with their picture files, hidden folders left out."""
-    folders = sorted(entry.name for entry in tree.iterdir() if entry.is_dir() and not entry.name.startswith("."))
-    return {name: find_pictures(tree / name) for name in folders}
+def _in_order(names: set[str]) -> list[str]:
+    """Sorts class names: whole numbers by value, anything else as text."""
+    return sorted(names, key=(lambda name: (int(name), name)) if all(map(str.isdecimal, names)) else None)
 
 
-def _map_files(function: Callable[[str], T], paths: Iterable[str], broken: list[str]) -> list[T]:
-    """Applies a function to files in parallel threads; what is broken is added to the list and left out."""
-
-    def attempt(path: str) -> T | None:
-        try:
-            return function(path)
-        except BrokenPicture as error:
-            broken.append(str(error))
-            return None
-
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return [result for result in pool.map(attempt, paths) if result is not None]
+def _accepted_types() -> str:
+    return f"accepted types are {' '.join(sorted(EXTENSIONS))}"
 
 
-def _refuse(broken: list[str], most: int = 20) -> None:
-    if broken:
-        more = f"\n  and {len(broken) - most} more" if len(broken) > most else ""
-        listed = "".join(f"\n  {line}" for line in sorted(set(broken))[:most])
-        raise MisconfigurationException(f"{len(broken)} pictures cannot be read; mend or remove them:{listed}{more}")
+def _sound(function: Callable[[str], T], paths: list[str], broken: dict[str, str]) -> Iterator[tuple[int, T]]:
+    """Yields position and result for every file that is not broken; notes the message of each that is."""
+    for position, result in enumerate(try_files(function, paths, "pictures checked")):
+        if isinstance(result, BrokenPicture):
+            broken[paths[position]] = str(result)
+        else:
+            yield position, result
+
+
+def _into_memory(pictures: FilePictures, broken: dict[str, str]) -> MemoryPictures:
+    images = torch.zeros(len(pictures), 3, pictures.size, pictures.size, dtype=torch.uint8)
+    for position, image in _sound(partial(decode, size=pictures.size), pictures.names, broken):
+        images[position] = image
+    return MemoryPictures(images, pictures.labels, pictures.names)

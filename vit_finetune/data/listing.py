@@ -1,0 +1,130 @@
+"""Finding picture files and trying them, many at a time, with a word on how far it has come."""
+
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from pathlib import Path
+from typing import TypeVar
+
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.utilities.rank_zero import rank_zero_info
+
+from vit_finetune.data.decode import EXTENSIONS, BrokenPicture
+
+# Folders that archives, network drives and operating systems leave among pictures, in lower case.
+SYSTEM_FOLDERS = frozenset(
+    {"__macosx", "__pycache__", "@eadir", "#recycle", "#snapshot", "$recycle.bin", "lost+found"}
+    | {"system volume information"}
+)
+REPORT_EVERY = 5.0  # seconds of listing or checking between two lines about it, and before the first
+AT_ONCE = 1024  # files handed to the threads together, so that a million files are no million waiting tasks
+T = TypeVar("T")
+
+
+def find_pictures(folder: Path) -> list[str]:
+    """Lists the picture files below a folder in a stable order.
+
+    Hidden files and folders, system folders, and files of other types are left out. Links are followed, but no folder
+    is entered twice, nor one that ``folder`` lies in. A folder that cannot be opened is listed as if it were a picture,
+    so that it is named together with the files that cannot be read.
+    """
+    return list(report(_walk(os.fspath(folder)), f"{folder}: pictures found"))
+
+
+def _walk(top: str) -> Iterator[str]:
+    resolved = Path(top).resolve()
+    seen = {_identity(folder) for folder in (resolved, *resolved.parents)}
+    closed: list[OSError] = []
+    for parent, folders, names in os.walk(top, followlinks=True, onerror=closed.append):
+        new = []
+        for name in sorted(filter(_is_shown, folders)):
+            identity = _identity(os.path.join(parent, name))
+            if identity not in seen:
+                seen.add(identity)
+                new.append(name)
+        folders[:] = new
+        yield from (os.path.join(parent, name) for name in sorted(names) if _is_picture(name))
+    yield from (error.filename for error in closed)
+
+
+def _identity(folder: str | Path) -> tuple[int, int]:
+    status = os.stat(folder)
+    return status.st_dev, status.st_ino
+
+
+def _is_picture(name: str) -> bool:
+    return not name.startswith(".") and os.path.splitext(name)[1].lower() in EXTENSIONS
+
+
+def _is_shown(folder: str) -> bool:
+    return not folder.startswith(".") and folder.lower() not in SYSTEM_FOLDERS
+
+
+def list_classes(tree: Path) -> dict[str, list[str]]:
+    """Lists the class folders of a tree with their picture files, hidden and system folders left out.
+
+    A folder's name is read as UTF-8 whatever the locale, so that a class has one name on every machine.
+
+    Raises:
+        MisconfigurationException: The tree cannot be opened.
+    """
+    try:
+        folders = sorted(entry.name for entry in tree.iterdir() if _is_shown(entry.name) and entry.is_dir())
+    except OSError as error:
+        raise MisconfigurationException(f"{tree} cannot be listed: {error.strerror}.") from error
+    return {
+        os.fsencode(name).decode(errors="surrogateescape"): find_pictures(tree / name)
+        for name in report(folders, f"{tree}: class folders listed", len(folders))
+    }
+
+
+def read_list(file: Path) -> list[str]:
+    """Reads a file of paths, one a line, relative to its own folder or absolute; empty lines are left out.
+
+    Raises:
+        MisconfigurationException: It is no text.
+    """
+    content = file.read_bytes().removeprefix(b"\xef\xbb\xbf")  # some editors mark UTF-8 so
+    if b"\0" in content:
+        raise MisconfigurationException(
+            f"--data.root {file} is neither a folder, nor a picture ({' '.join(sorted(EXTENSIONS))}), nor a list of "
+            "paths, one a line."
+        )
+    lines = (line.rstrip(b"\r") for line in content.split(b"\n"))
+    return [os.path.join(file.parent, os.fsdecode(line)) for line in lines if line.strip()]
+
+
+def try_files(function: Callable[[str], T], paths: Sequence[str], doing: str) -> Iterator[T | BrokenPicture]:
+    """Applies a function to files in parallel threads and yields its results in order, an error where one is broken.
+
+    Args:
+        function: Takes a path; raises ``BrokenPicture``.
+        paths: The files.
+        doing: What is done, for the line that tells how far it has come.
+    """
+
+    def attempt(path: str) -> T | BrokenPicture:
+        try:
+            return function(path)
+        except BrokenPicture as error:
+            return BrokenPicture(str(error))  # a new one, since a caught one holds on to the picture
+
+    def results() -> Iterator[T | BrokenPicture]:
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            rest = iter(paths)
+            while some := list(islice(rest, AT_ONCE)):
+                yield from pool.map(attempt, some)
+
+    return report(results(), doing, len(paths))
+
+
+def report(items: Iterable[T], doing: str, total: int | None = None) -> Iterator[T]:
+    """Hands items through; where that takes long, says now and then how many it were."""
+    due = time.monotonic() + REPORT_EVERY
+    for count, item in enumerate(items, 1):
+        if time.monotonic() >= due:
+            due = time.monotonic() + REPORT_EVERY
+            rank_zero_info(f"{doing}: {count}{f' of {total}' if total else ''}")
+        yield item

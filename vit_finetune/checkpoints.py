@@ -155,21 +155,26 @@ class SaveConfig(SaveConfigCallback):
     """
 
     def __init__(self, parser: Any, config: Any, **kwargs: Any) -> None:
-        super().__init__(parser, config, **{**kwargs, "overwrite": True})
+        super().__init__(parser, config, **{**kwargs, "save_to_log_dir": False})
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Writes the file before anything else happens in the folder."""
         command = trainer.state.fn.value if trainer.state.fn else stage
         self.config_filename = "config.yaml" if command == "fit" else f"{command}.yaml"
-        log_dir = trainer.log_dir
-        if stage == "fit" and log_dir is not None and trainer.is_global_zero and not self.already_saved:
-            current, number = Path(log_dir) / self.config_filename, 1
+        self._file = Path(trainer.log_dir or ".") / self.config_filename
+        if stage == "fit" and trainer.is_global_zero and not self.already_saved:
+            current, number = self._file, 1
             while current.exists():
                 older = current.with_name(f"config-{number}.yaml")
                 if not older.exists():
                     current.rename(older)
                 number += 1
         super().setup(trainer, pl_module, stage)
+
+    def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Writes the file in UTF-8, which class names may need, whatever the locale."""
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        self._file.write_text(self.parser.dump(self.config, skip_unset=False), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -144,7 +144,9 @@ class ViTCLI(LightningCLI):
         predict = self._subcommand_parsers["predict"]
         predict.set_defaults({"return_predictions": False})
         predict.add_class_arguments(callbacks.PredictionWriter, "predictions")
-        typed = _peek(sys.argv[1:] if args is None else args)
+        words = sys.argv[1:] if args is None else args
+        _refuse_bytes(words)
+        typed = _peek(words)
         if not typed.ckpt_path:
             super().parse_arguments(parser, args)
             typed = self._options  # a config file or the environment may name one
@@ -249,6 +251,16 @@ class ViTCLI(LightningCLI):
         if self.trainer.is_global_zero:
             preflight.check_fit(self.trainer, self.model, self.datamodule, self.checkpoint_path, self.checkpoint)
         self.checkpoint = None  # lets go of the mapped file
+
+
+def _refuse_bytes(args: ArgsType) -> None:
+    """Refuses words that no configuration file can hold, since they are no text in this locale."""
+    for word in args if isinstance(args, list) else []:
+        if not word.isascii() and word != word.encode(errors="replace").decode():
+            raise MisconfigurationException(
+                f"{word!r} holds bytes that are no text here. Set LC_ALL=C.UTF-8 if it is UTF-8; otherwise go into the "
+                "folder and name it by a dot, or by a link."
+            )
 
 
 def _peek(args: ArgsType) -> argparse.Namespace:

@@ -101,6 +101,26 @@ def test_class_missing_from_val_keeps_the_labels(tree: Path) -> None:
     assert data.sets["val"].labels.tolist() == [0, 0, 0, 2, 2, 2]
 
 
+def test_numbers_as_class_names_are_in_order(tmp_path: Path) -> None:
+    """Folders 1, 2 and 10: by value, and the picture of a folder has the label of its name."""
+    tree = make_tree(tmp_path / "p", {"train": 2, "val": 1})
+    for split in ("train", "val"):
+        for old, new in zip("abc", ("10", "2", "1"), strict=True):
+            (tree / split / old).rename(tree / split / new)
+    data = ImageFolder(str(tree))
+    data.setup("fit")
+    assert data.class_names == ["1", "2", "10"]
+    train = data.sets["train"]
+    assert [data.class_names[label] for label in train.labels] == [Path(name).parent.name for name in train.names]
+
+
+def test_no_class_folders_are_explained(tmp_path: Path, fails: Callable[..., str]) -> None:
+    tree = make_tree(tmp_path / "p", {"": 1})
+    assert "has no class folders. Pictures lie in root/<class>/ or root/train/<class>/" in fails(
+        "fit", *TINY, "--data=ImageFolder", f"--data.root={tree / 'a'}"
+    )
+
+
 def test_unknown_class_is_refused_by_name(tree: Path) -> None:
     (tree / "val" / "b").rename(tree / "val" / "zebra")
     with pytest.raises(MisconfigurationException, match=r"val: no such class: zebra. The classes are a, b, c"):
@@ -123,19 +143,57 @@ def test_later_trees_are_read_with_the_checkpoints_classes(
     assert "no such class: d. The classes are a, b, c" in fails("test", *options, f"--data.root={later}")
 
 
-def test_broken_files_are_named_all_at_once(tree: Path, fails: Callable[..., str]) -> None:
-    folder = tree / "train" / "a"
+def spoil(folder: Path) -> None:
+    """Adds an empty file, a page by the name of a picture, and a picture whose header is whole and the rest cut off."""
     (folder / "empty.png").write_bytes(b"")
+    (folder / "page.jpg").write_text("<html>")
     picture(0, np.random.default_rng(0), side=200).save(folder / "cut.jpg")
     (folder / "cut.jpg").write_bytes((folder / "cut.jpg").read_bytes()[:2000])
-    (folder / "page.jpg").write_text("<html>")
+
+
+def test_broken_files_are_named_all_at_once(tree: Path, fails: Callable[..., str]) -> None:
+    spoil(tree / "train" / "a")
     message = fails("fit", *TINY, "--data=ImageFolder", f"--data.root={tree}")
-    assert "2 pictures cannot be read" in message and "empty.png': the file is empty" in message
-    assert "page.jpg" in message
-    (folder / "empty.png").unlink()
-    (folder / "page.jpg").unlink()
-    message = fails("fit", *TINY, "--data=ImageFolder", f"--data.root={tree}")
-    assert "1 pictures cannot be read" in message and "cut.jpg" in message and "truncated" in message
+    assert "3 pictures cannot be read" in message and "--data.skip_broken true" in message
+    lines = [line.rsplit("/", 1)[1] for line in message.splitlines()[1:]]
+    assert lines[0].startswith("cut.jpg': image file is truncated") and lines[1] == "empty.png': the file is empty"
+    assert lines[2].startswith("page.jpg': it is damaged, or no picture") and len(lines) == 3
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_file_that_breaks_in_training_is_named_in_a_line(
+    folder_args: list[str], tree: Path, workers: int, fails: Callable[..., str]
+) -> None:
+    """Only the header is read before the start if the pictures do not fit into memory."""
+    spoil(tree / "train" / "a")
+    for name in ("empty.png", "page.jpg"):
+        (tree / "train" / "a" / name).unlink()
+    message = fails("fit", *folder_args, "--data.cache_gb=0", f"--data.num_workers={workers}")
+    assert message.startswith(f"error: '{tree}/train/a/cut.jpg': image file is truncated")
+    assert len(message.splitlines()) == 1
+
+
+@pytest.mark.parametrize("cache_gb", [2.0, 0.0])
+def test_broken_files_are_skipped_and_listed(
+    folder_args: list[str], tree: Path, tmp_path: Path, cache_gb: float, recwarn: pytest.WarningsRecorder
+) -> None:
+    spoil(tree / "train" / "a")
+    options = [f"--data.cache_gb={cache_gb}", "--data.skip_broken=true", "--data.num_workers=0"]
+    main(["fit", *folder_args, *options, "--trainer.limit_train_batches=1"])
+    said = next(str(w.message) for w in recwarn if "cannot be read" in str(w.message))
+    assert "3 pictures cannot be read and are left out" in said and f"{tree}/train/a/cut.jpg" in said
+    lines = only(tmp_path / "runs", "skipped-fit.txt").read_text(encoding="utf-8").splitlines()
+    assert [Path(line.split("'")[1]).name for line in lines] == ["cut.jpg", "empty.png", "page.jpg"]
+
+
+@pytest.mark.parametrize(("split", "stage"), [("train", "fit"), ("val", "validate")])
+def test_nothing_left_after_skipping_is_refused(tree: Path, split: str, stage: str) -> None:
+    for path in (tree / split).rglob("*.png"):
+        if split == "val" or path.parent.name == "b":
+            path.write_bytes(b"")
+    names = "a, b, c" if split == "val" else "b"
+    with pytest.raises(MisconfigurationException, match=f"No picture of these classes in {split} can be read: {names}"):
+        ImageFolder(str(tree), skip_broken=True).setup(stage)
 
 
 @pytest.mark.parametrize("cache_gb", [2.0, 0.0])

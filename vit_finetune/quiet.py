@@ -22,6 +22,8 @@ def filter_library_chatter() -> None:
     warnings.filterwarnings("ignore", message=".*does not have many workers which may be a bottleneck.*")
     # The module logs at the end of each epoch, however short it is.
     warnings.filterwarnings("ignore", message=".*is smaller than the logging interval.*")
+    # Remarks about pictures that can be read nevertheless; those that cannot are named in an error.
+    warnings.filterwarnings("ignore", module=r"PIL\.")
 
 
 class _Drop(logging.Filter):

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningDataModule
+from lightning.pytorch.trainer.states import TrainerFn
 from torch.utils.data import DataLoader, get_worker_info
 
 from vit_finetune.augment import shift_and_flip
@@ -95,7 +96,7 @@ class ImageDataModule(LightningDataModule):
 
     def setup(self, stage: str) -> None:
         """Reads what the stage needs; called by the Trainer in every process."""
-        loaded = self.load(stage)
+        loaded = self.load(TrainerFn(stage).value)  # the Trainer's own values do not print as their names
         self.sets.update({name: loaded[name] for name in STAGES[stage]})
 
     @property

@@ -194,7 +194,7 @@ class ImageFolder(ImageDataModule):
         if folder:
             _write_lines(Path(folder) / f"skipped-{stage}.txt", lines)
         kept = {
-            name: pictures.subset(torch.tensor([i for i, path in enumerate(pictures.names) if path not in broken]))
+            name: pictures.subset(torch.tensor([path not in broken for path in pictures.names]).nonzero().flatten())
             for name, pictures in sets.items()
         }
         for name, pictures in kept.items():

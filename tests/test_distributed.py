@@ -46,6 +46,8 @@ def trained(tmp_path: Path) -> Path:
     options = [*TINY_MODEL, "--trainer.accelerator=cpu", "--data=ImageFolder", f"--data.root={tree}"]
     main(["fit", *options, "--data.batch_size=4", "--trainer.max_epochs=8", "--model.lr=0.01"])
     generator = np.random.default_rng(5)
+    (tmp_path / "five" / "test").mkdir(parents=True)
+    (tmp_path / "five" / "test" / "broken.png").write_bytes(b"")  # lies in no class folder, so only predict meets it
     for name, channel in (("a/0", 0), ("a/1", 0), ("b/2", 0), ("c/3", 2), ("c/4", 2)):
         path = tmp_path / "five" / "test" / f"{name}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -54,7 +56,7 @@ def trained(tmp_path: Path) -> Path:
 
 
 def test_each_picture_is_scored_and_predicted_once(trained: Path, tmp_path: Path) -> None:
-    """Five pictures, one wrong: 0.8 on one, two and three processes, and the same table of predictions."""
+    """Five pictures, one wrong: 0.8 on one, two and three processes, and the same tables of predictions."""
     options = [f"--ckpt_path={trained}", f"--data.root={tmp_path / 'five'}", "--data.batch_size=1"]
     tables = []
     three = ["--trainer.accelerator=cpu", "--trainer.devices=3", "--trainer.strategy=ddp"]
@@ -64,12 +66,15 @@ def test_each_picture_is_scored_and_predicted_once(trained: Path, tmp_path: Path
         assert "0.8" in row and "0.83" not in row, row
         run("predict", *options, *devices, folder=tmp_path)
         newest = max(tmp_path.rglob("predictions*.csv"), key=lambda path: path.stat().st_mtime_ns)
-        tables.append(list(csv.reader(newest.open(encoding="utf-8"))))
-    assert len(tables[0]) == 6
+        tables.append(list(csv.DictReader(newest.open(encoding="utf-8"))))
+    assert [row["error"] for row in tables[0]] == ["the file is empty", *[""] * 5]
     for table in tables[1:]:
-        assert [row[:2] for row in tables[0]] == [row[:2] for row in table]
-        for left, right in zip(tables[0][1:], table[1:], strict=True):
-            assert np.allclose([float(x) for x in left[2:]], [float(x) for x in right[2:]], atol=1e-5)
+        for left, right in zip(tables[0], table, strict=True):
+            for name, value in left.items():
+                if "probability" in name and value:
+                    assert float(value) == pytest.approx(float(right[name]), abs=1e-5)
+                else:
+                    assert value == right[name]
 
 
 def test_two_processes_equal_one_on_the_same_global_batch(tmp_path: Path) -> None:

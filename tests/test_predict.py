@@ -123,12 +123,20 @@ def test_nothing_to_predict_is_refused(checkpoint: Path, tmp_path: Path, fails: 
 
 def test_checkpoint_of_another_data_set(mixed: Path, tmp_path: Path, fails: Callable[..., str]) -> None:
     main(["fit", *TINY, "--data=Shapes", "--data.train_size=200", "--trainer.limit_train_batches=1"])
-    options = ["predict", "--ckpt_path=best", *CPU, f"--data.root={mixed}"]
-    assert "--data ImageFolder" in fails(*options)
-    main([*options, "--data=ImageFolder", "--data.num_workers=0"])
+    options = ["predict", "--ckpt_path=best", *CPU]
+    message = fails(*options, f"--data.root={mixed}")
+    assert "Shapes has no option --data.root. Before it, name data that has: --data CIFAR10 or --data Image" in message
+    main([*options, "--data=ImageFolder", f"--data.root={mixed}", "--data.num_workers=0"])
     lines = [json.loads(line) for line in only(tmp_path, "predictions.jsonl").open(encoding="utf-8")]
     assert len(lines) == 9 and {line["error"] is None for line in lines} == {True, False}
     assert len(lines[0]["top"]) == 5
+
+
+def test_pictures_are_not_taken_for_cifar10(cifar: Path, mixed: Path, fails: Callable[..., str]) -> None:
+    """Nothing is downloaded between them."""
+    main(["fit", *TINY, f"--data.root={cifar}", "--trainer.limit_train_batches=1"])
+    message = fails("predict", "--ckpt_path=best", *CPU, f"--data.root={mixed}")
+    assert "holds pictures, not CIFAR-10. For your own pictures add --data ImageFolder" in message
 
 
 def test_plain_lines_in_long_predictions(

@@ -64,6 +64,15 @@ def _data_problem(message: str) -> str:
         known = _init_options(given_class.group(1))
         unknown = re.search(r"Option '(\w+)' is not accepted", message)
         if unknown:
+            having = [
+                f"--data {name}"
+                for name, kind in sorted(_subclasses(ImageDataModule).items())
+                if unknown.group(1) in _init_options(f"{kind.__module__}.{kind.__name__}")
+            ]
+            if having:
+                name = given_class.group(1).rpartition(".")[2]
+                option = f"--data.{unknown.group(1)}"
+                return f"--data {name} has no option {option}. Before it, name data that has: {' or '.join(having)}."
             return _unknown_option(f"--data.{unknown.group(1)}", [f"--data.{name}" for name in known])
         wrong = re.search(r'Parser key "(?!data")(\w+)":', message)
         value = re.search(r"Got value: (.*)", message) or re.search(r"val='(.*)'\)", message)

@@ -14,6 +14,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from torchvision import datasets
 
 from vit_finetune.data.base import ImageDataModule
+from vit_finetune.data.listing import find_pictures
 from vit_finetune.data.pictures import MemoryPictures, PictureSet
 
 NAMES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
@@ -61,6 +62,10 @@ class CIFAR10(ImageDataModule):
             return
         if not self.download:
             raise MisconfigurationException(self._explain("--data.download is off"))
+        if self.trainer is not None and self.trainer.state.fn == "predict" and find_pictures(self.root):
+            raise MisconfigurationException(
+                f"--data.root {self.root} holds pictures, not CIFAR-10. For your own pictures add --data ImageFolder."
+            )
         try:
             self.root.mkdir(parents=True, exist_ok=True)
             # Two runs started at once must not write the same files; the second finds the work done.

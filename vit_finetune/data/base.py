@@ -191,8 +191,9 @@ def _hand_over(batch: Batch) -> Batch:
     whose failure, for want of room in /dev/shm, nobody hears of: the run would wait for ever.
     """
     if get_worker_info() is not None:
-        for tensor in batch.values():
-            tensor.share_memory_()
+        for value in batch.values():
+            if isinstance(value, torch.Tensor):
+                value.share_memory_()
     return batch
 
 

@@ -1,8 +1,8 @@
 """Listing and checking many small files: ``python -m vit_finetune.benchmark.listing [--files 5000]``.
 
 Makes N, 2 N and 4 N tiny pictures in ten class folders and lists, checks and decodes each set in turn, in several
-rounds. Seconds per file that stay level show that time grows in proportion. Memory is the most that Python's own
-objects took at any moment of a pass of its own.
+rounds. CPU time per file that stays level shows that time grows in proportion. Memory is the most that Python's own
+objects took at any moment of a further pass.
 """
 
 import argparse
@@ -34,7 +34,7 @@ def plant(root: Path, files: int) -> Path:
 
 
 def measure(files: int) -> None:
-    """Prints seconds and memory per file for each size and work, and their ratio to the smallest size."""
+    """Prints CPU time and peak memory for each work and size, and the time per file against the smallest size."""
     with tempfile.TemporaryDirectory() as folder:
         roots = {count: plant(Path(folder) / str(count), count) for count in (files, 2 * files, 4 * files)}
         paths = {count: find_pictures(root) for count, root in roots.items()}
@@ -47,14 +47,14 @@ def measure(files: int) -> None:
             seconds: dict[int, list[float]] = {count: [] for count in roots}
             for _ in range(ROUNDS):
                 for count, taken in seconds.items():
-                    start = time.perf_counter()
+                    start = time.process_time()
                     work(count)
-                    taken.append(1e6 * (time.perf_counter() - start) / count)
+                    taken.append(1e6 * (time.process_time() - start) / count)
             base = statistics.median(seconds[files])
             for count, taken in seconds.items():
                 ratio = statistics.median(taken) / base
                 print(
-                    f"{name:13s}{count:8d} files  {statistics.median(taken) * count / 1e6:7.2f} s  "
+                    f"{name:13s}{count:8d} files  {statistics.median(taken) * count / 1e6:7.2f} CPU s  "
                     f"{spread(taken, 1):26s} microseconds a file  ratio {ratio:.2f}  {peak(work, count):6.1f} MB"
                 )
 

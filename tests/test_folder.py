@@ -1,5 +1,6 @@
 """Trees of pictures: layouts, class names, broken files, memory or workers."""
 
+import logging
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -94,10 +95,12 @@ def test_empty_training_class_is_refused(tree: Path, left: str | None) -> None:
         ImageFolder(str(tree)).setup("fit")
 
 
-def test_class_missing_from_val_keeps_the_labels(tree: Path) -> None:
+def test_class_missing_from_val_keeps_the_labels(tree: Path, caplog: pytest.LogCaptureFixture) -> None:
     shutil.rmtree(tree / "val" / "b")
     data = ImageFolder(str(tree))
-    data.setup("fit")
+    with caplog.at_level(logging.INFO):
+        data.setup("fit")
+    assert caplog.messages == [f"{tree}, val: no pictures of b. The other classes keep their labels."]
     assert data.sets["val"].labels.tolist() == [0, 0, 0, 2, 2, 2]
 
 

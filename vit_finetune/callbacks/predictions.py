@@ -89,6 +89,8 @@ class PredictionWriter(Callback):
 
 def _rows(answers: list[Answers], errors: dict[int, str], names: list[str], classes: list[str]) -> Iterator[Row]:
     """Puts the answers in the order of the data, without fillers, and each picture once."""
+    if not answers:  # --trainer.limit_predict_batches 0
+        return
     index, values, labels = (torch.cat(column) for column in zip(*answers, strict=True))
     shown = [name.encode(errors="surrogateescape").decode(errors="backslashreplace") for name in classes]
     last = -1

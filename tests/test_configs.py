@@ -10,7 +10,8 @@ import yaml
 from tests.conftest import CPU, REPOSITORY, TINY_MODEL, only, scalars, weights
 from vit_finetune import ViTClassifier, main
 
-CONFIGS = sorted((REPOSITORY / "configs").rglob("*.yaml"))
+LADDERS = sorted((REPOSITORY / "configs" / "benchmark").glob("*.yaml"))
+CONFIGS = sorted(set((REPOSITORY / "configs").rglob("*.yaml")) - set(LADDERS))
 RECIPES = [path for path in CONFIGS if path.parent.name == "configs"]
 OVERLAYS = [path for path in CONFIGS if path not in RECIPES]
 # Several processes: run for real in test_parallel.py and test_distributed.py, or in need of GPUs.
@@ -79,11 +80,12 @@ def test_real_fp16_on_a_cpu(cifar: Path, tmp_path: Path, monkeypatch: pytest.Mon
     assert torch.load(only(tmp_path, "last.ckpt"), weights_only=True)["MixedPrecision"]["scale"] > 1
 
 
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: str(path.relative_to(REPOSITORY)))
+@pytest.mark.parametrize("path", CONFIGS + LADDERS, ids=lambda path: str(path.relative_to(REPOSITORY)))
 def test_config_opens_with_what_a_reader_needs(path: Path) -> None:
     """Command, purpose, hardware, and what was measured or that nothing was."""
     header = [line for line in path.read_text().splitlines() if line.startswith("#")]
-    assert f"--config {path.relative_to(REPOSITORY)}" in header[0]
+    option = "--ladder" if path in LADDERS else "--config"
+    assert f"{option} {path.relative_to(REPOSITORY)}" in header[0]
     for word in ("Shows:", "Hardware:", "Measured:"):
         assert any(word in line for line in header), word
 

@@ -19,7 +19,8 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 import vit_finetune
-from vit_finetune import callbacks, checkpoints, failures, preflight, quiet
+from vit_finetune import callbacks, checkpoints, failures, memory, preflight, quiet
+from vit_finetune.benchmark import command as benchmark
 from vit_finetune.commands import EXTRA_COMMANDS, ViTTrainer
 from vit_finetune.data import ImageDataModule
 from vit_finetune.module import ViTClassifier
@@ -41,7 +42,11 @@ def main(args: ArgsType = None) -> None:
     quiet.filter_library_chatter()
     _meet_anew_after_a_restart()
     set_parsing_settings(add_print_completion_argument=True)
+    words = sys.argv[1:] if args is None else args
     try:
+        if isinstance(words, list) and words[:1] == ["benchmark"]:  # has no model, data and trainer to configure
+            benchmark.run(words[1:])
+            return
         ViTCLI(
             ViTClassifier,
             ImageDataModule,
@@ -89,6 +94,13 @@ def _meet_anew_after_a_restart() -> None:
 
 class ViTCLI(LightningCLI):
     """LightningCLI with a run folder, checkpoints that are always kept, and checkpoints as a source of defaults."""
+
+    def _add_subcommands(self, parser: LightningArgumentParser, **kwargs: Any) -> None:
+        """Lists ``benchmark`` among the commands; ``main`` runs it."""
+        super()._add_subcommands(parser, **kwargs)
+        light = benchmark.parser()
+        assert parser._subcommands_action is not None
+        parser._subcommands_action.add_subcommand("benchmark", light, help=light.description)
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Adds what this project has beyond model, data and trainer."""
@@ -243,6 +255,9 @@ class ViTCLI(LightningCLI):
         """Runs the checks of ``fit`` after saying what machine this is."""
         print(preflight.describe_machine(), flush=True)
         self.before_fit()
+        names = self.model.class_names or self.datamodule.class_names or range(10)  # a folder's are not known yet
+        forecast = memory.of_fit(self.trainer, self.model.hparams, len(names), self.datamodule.batch_size)
+        print(f"{'memory':13s} forecast for each device: {forecast}")
         print("fit        nothing stands in the way", flush=True)
 
     def before_fit(self) -> None:

@@ -60,9 +60,20 @@ def parameter_bytes(hparams: Any, num_classes: int = 1000) -> int:
     Raises:
         MisconfigurationException: See :func:`build`.
     """
+    return 4 * sum(parameter.numel() for parameter in outline(hparams, num_classes).parameters())
+
+
+def outline(hparams: Any, num_classes: int) -> nn.Module:
+    """Builds the network on the meta device, where tensors have shapes and no values: costs no memory.
+
+    Raises:
+        MisconfigurationException: See :func:`build`.
+    """
     with torch.device("meta"):
         net = build(hparams["name"], num_classes, hparams["img_size"], hparams["drop_path"], hparams["timm_kwargs"])
-    return 4 * sum(parameter.numel() for parameter in net.parameters())
+    if hparams["freeze_backbone"]:
+        freeze_backbone(net)
+    return net
 
 
 def check_name(name: str) -> None:

@@ -57,12 +57,7 @@ def build_optimizer(net: nn.Module, rules: dict[str, Rule], name: str, lr: float
     Raises:
         MisconfigurationException: The optimiser is unknown; similar names are given.
     """
-    known = [str(optimizer) for optimizer in timm.optim.list_optimizers()]
-    if name not in known:
-        near = difflib.get_close_matches(name, known, 4, 0.4) or known
-        raise MisconfigurationException(
-            f"--model.optimizer {name!r} is not a timm optimiser. Similar: {', '.join(near)}."
-        )
+    check_name(name)
     groups: dict[Any, dict[str, Any]] = {}
     for key, parameter in net.named_parameters():
         rule = rules.get(key.replace("_fsdp_wrapped_module.", ""))
@@ -73,6 +68,20 @@ def build_optimizer(net: nn.Module, rules: dict[str, Rule], name: str, lr: float
     accepted = inspect.signature(timm.optim.get_optimizer_class(name)).parameters
     options: dict[str, Any] = {"fused": True} if fused and "fused" in accepted else {}
     return timm.optim.create_optimizer_v2(list(groups.values()), opt=name, lr=lr, **options)
+
+
+def check_name(name: str) -> None:
+    """Refuses an optimiser that timm does not know.
+
+    Raises:
+        MisconfigurationException: Names similar ones.
+    """
+    known = [str(optimizer) for optimizer in timm.optim.list_optimizers()]
+    if name not in known:
+        near = difflib.get_close_matches(name, known, 4, 0.4) or known
+        raise MisconfigurationException(
+            f"--model.optimizer {name!r} is not a timm optimiser. Similar: {', '.join(near)}."
+        )
 
 
 LINEAR = ("sgd", "momentum", "lars", "nesterov")

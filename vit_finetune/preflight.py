@@ -223,12 +223,17 @@ def bf16_instructions() -> list[str]:
 
 def describe_machine() -> str:
     """Devices, precision units, compiler and versions, for a bug report."""
+    return "\n".join(f"{name:13s} {value}" for name, value in machine().items())
+
+
+def machine() -> dict[str, str]:
+    """The same as pairs of name and value."""
     import platform
     from importlib.metadata import version
 
     packages = ("lightning", "torch", "torchvision", "timm", "torchmetrics", "tensorboard", "jsonargparse", "numpy")
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    rows = {
+    return {
         "vit_finetune": vit_finetune.__version__,
         "python": f"{platform.python_version()} on {platform.platform()}",
         "cpu": f"{os.cpu_count()} cores, {torch.backends.cpu.get_cpu_capability()}, bf16 {bf16_instructions()}",
@@ -236,4 +241,3 @@ def describe_machine() -> str:
         "c++": cpp_compiler() or "none: --model.compile will not work on the CPU",
         **{name: version(name) for name in packages},
     }
-    return "\n".join(f"{name:13s} {value}" for name, value in rows.items())

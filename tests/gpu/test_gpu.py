@@ -8,6 +8,7 @@ from lightning.pytorch import Callback
 
 from tests.conftest import REPOSITORY, TINY_KWARGS, make_tree, only, scalars, weights
 from vit_finetune import main
+from vit_finetune.flops import peak_of
 
 pytestmark = [
     pytest.mark.gpu,
@@ -58,6 +59,28 @@ def test_clipping_by_norm(precision: str, options: list[str]) -> None:
 def test_loss_scale_is_in_the_checkpoint(options: list[str], tmp_path: Path) -> None:
     main(["fit", *options, "--trainer.precision=16-mixed"])
     assert torch.load(only(tmp_path, "last.ckpt"), weights_only=True)["MixedPrecision"]["scale"] > 0
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "bf16-true"])
+def test_memory_forecast_is_near_what_is_allocated(precision: str, tmp_path: Path) -> None:
+    """ViT-S at 224 pixels, batch 32: the rest is what kernels need for a moment, and the batch itself."""
+    torch.cuda.reset_peak_memory_stats()
+    model = ["--model.name=vit_small_patch16_224", "--model.pretrained=false"]
+    data = ["--data=Shapes", "--data.train_size=400", "--data.batch_size=32"]
+    trainer = ["--trainer.accelerator=gpu", "--trainer.devices=1", "--trainer.max_steps=5"]
+    forecast = ["--trainer.callbacks+=vit_finetune.callbacks.MemoryForecast", f"--trainer.precision={precision}"]
+    main(["fit", *model, *data, *trainer, *forecast, "--trainer.log_every_n_steps=1"])
+    tags = scalars(tmp_path / "runs")
+    predicted, measured = tags["memory/forecast_gb"][0][1], tags["train/peak_memory_gb"][-1][1]
+    assert 0.7 < predicted / measured < 1.1
+
+
+def test_mfu_is_logged_for_a_known_device(options: list[str], tmp_path: Path) -> None:
+    main(["fit", *options, "--trainer.precision=bf16-mixed"])
+    values = scalars(tmp_path / "runs").get("train/mfu")
+    known = peak_of(torch.cuda.get_device_name(), "bf16-mixed") is not None
+    assert (values is not None) == known
+    assert not known or all(0 < value < 1 for _, value in values or [])
 
 
 def test_no_synchronisation_in_steady_state(options: list[str]) -> None:

@@ -1,9 +1,18 @@
-"""Callbacks that every run has."""
+"""Callbacks that every run has, and those that can be added."""
 
+from vit_finetune.callbacks.forecast import MemoryForecast
 from vit_finetune.callbacks.last import LastCheckpoint
 from vit_finetune.callbacks.predictions import PredictionWriter
 from vit_finetune.callbacks.progress import PlainProgress, progress_bar
 from vit_finetune.callbacks.speed import SpeedMonitor
 from vit_finetune.callbacks.summary import RunSummary
 
-__all__ = ["LastCheckpoint", "PlainProgress", "PredictionWriter", "RunSummary", "SpeedMonitor", "progress_bar"]
+__all__ = [
+    "LastCheckpoint",
+    "MemoryForecast",
+    "PlainProgress",
+    "PredictionWriter",
+    "RunSummary",
+    "SpeedMonitor",
+    "progress_bar",
+]

@@ -1,4 +1,4 @@
-"""Pictures per second and peak memory."""
+"""How fast training is, what it waits for, and how much memory it takes."""
 
 import re
 import resource
@@ -10,44 +10,95 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from vit_finetune import flops
 from vit_finetune.data.pictures import Batch
 
 
 class SpeedMonitor(Callback):
-    """Logs ``train/images_per_second``, over all processes, and ``train/peak_memory_gb``, of this one.
+    """Logs speed and memory over the steps since the last point; time spent in validation does not count.
 
-    Both cover the steps since the last point; time spent in validation does not count. On a GPU the clock is read
-    without waiting for the device, which over a logging interval makes no difference.
+    - ``train/images_per_second``, over all devices
+    - ``train/data_wait``, share of the time in which training waited for the loader
+    - ``train/tflops``, 1e12 floating-point operations a second and device, see :mod:`vit_finetune.flops`
+    - ``train/mfu``, the same as a share of what the device's data sheet promises, for devices that are known
+    - ``train/peak_memory_gb``, of this process so far
+    - ``train/first_step_seconds``, once: the first step holds compilation and other warm-up
+    - ``train/seconds``, once: the whole of training with its validation
+
+    On a GPU the clock is read without waiting for the device, which over a logging interval makes no difference.
     """
 
     def __init__(self) -> None:
         self._images = 0
         self._start = 0.0
+        self._waited = 0.0
+        self._train_start = 0.0
+        self._stepped = False
+        self._tera = 0.0
+        self._peak: float | None = None
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Looks up what a picture costs, and starts the clock of the run."""
+        names = getattr(pl_module, "class_names", None)
+        if names:
+            self._tera = flops.flops_per_picture(pl_module.hparams, len(names)) / 1e12
+            self._peak = flops.peak_flops(pl_module.device, str(trainer.precision))
+        self._train_start = time.perf_counter()
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Starts the clock."""
-        self._restart()
+        self._restart(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Leaves validation out of the time."""
-        self._restart()
+        self._restart(trainer)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Batch, batch_idx: int
     ) -> None:
         """Counts the batch; logs at the logging interval and at the epoch's end."""
         self._images += len(batch["label"])
+        if not self._stepped:
+            self._stepped = True
+            self._log(trainer, {"train/first_step_seconds": time.perf_counter() - self._start})
         every = trainer.log_every_n_steps  # type: ignore[attr-defined]
         if (every and (batch_idx + 1) % every == 0) or trainer.is_last_batch:
-            speed = self._images * trainer.world_size / (time.perf_counter() - self._start)
-            values = {"train/images_per_second": speed, "train/peak_memory_gb": peak_memory_gb(pl_module.device)}
-            for logger in trainer.loggers:
-                logger.log_metrics(values, step=trainer.global_step - 1)  # the index of the step just done
-            self._restart()
+            self._log(trainer, self._values(trainer, pl_module))
+            self._restart(trainer)
 
-    def _restart(self) -> None:
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Logs the time of the whole training."""
+        self._log(trainer, {"train/seconds": time.perf_counter() - self._train_start})
+
+    def _values(self, trainer: Trainer, module: LightningModule) -> dict[str, float]:
+        seconds = time.perf_counter() - self._start
+        # Processes of one tensor-parallel group work on the same pictures.
+        replicas = (trainer.distributed_sampler_kwargs or {}).get("num_replicas", 1)
+        speed = self._images * replicas / seconds
+        values = {"train/images_per_second": speed, "train/peak_memory_gb": peak_memory_gb(module.device)}
+        if (waited := _waited(trainer)) is not None:
+            values["train/data_wait"] = (waited - self._waited) / seconds
+        if self._tera:
+            values["train/tflops"] = speed * self._tera / trainer.world_size
+            if self._peak:
+                values["train/mfu"] = values["train/tflops"] * 1e12 / self._peak
+        return values
+
+    def _restart(self, trainer: Trainer) -> None:
         self._images = 0
+        self._waited = _waited(trainer) or 0.0
         self._start = time.perf_counter()
+
+    @staticmethod
+    def _log(trainer: Trainer, values: dict[str, float]) -> None:
+        for logger in trainer.loggers:
+            logger.log_metrics(values, step=max(0, trainer.global_step - 1))  # the index of the step just done
+
+
+def _waited(trainer: Trainer) -> float | None:
+    """Seconds spent waiting for the loader so far, where the loader counts them."""
+    waited: float | None = getattr(trainer.train_dataloader, "waited", None)
+    return waited
 
 
 def peak_memory_gb(device: torch.device) -> float:

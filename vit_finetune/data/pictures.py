@@ -1,5 +1,6 @@
 """Sets of labelled pictures that hand out whole batches, and the order in which they are visited."""
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -94,11 +95,28 @@ class ShuffledSampler(DistributedSampler[Any]):
 
 
 class TrainLoader(DataLoader[Batch]):
-    """A loader that a run resumed in the middle of an epoch continues (Lightning's protocol for stateful loaders)."""
+    """A loader that a run resumed in the middle of an epoch continues (Lightning's protocol for stateful loaders).
+
+    ``waited`` is the time in seconds that training has spent waiting for batches so far.
+    """
 
     batches_done: Callable[[], int]
     sampler: ShuffledSampler
     batch_size: int
+    waited = 0.0
+
+    def __iter__(self) -> Any:
+        """Begins an epoch, and starts its workers, at once."""
+        return self._on_the_clock(super().__iter__())
+
+    def _on_the_clock(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        while True:
+            asked = time.perf_counter()
+            batch = next(batches, None)
+            self.waited += time.perf_counter() - asked
+            if batch is None:
+                return
+            yield batch
 
     def state_dict(self) -> dict[str, int]:
         """Returns the number of pictures this process has trained on in this epoch."""

@@ -1,0 +1,202 @@
+"""Runs a ladder: each run a process of its own through the real command line, and goes on where it was stopped."""
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+
+from vit_finetune.benchmark import report
+from vit_finetune.benchmark.ladder import Run, Rung, read, schedule
+from vit_finetune.benchmark.results import Result, load, origin, read_run, store
+
+DATE = "%Y-%m-%d %H:%M:%S"
+REFUSED = 2  # exit code of a command that says in a line why it cannot work
+
+
+class Outcome(NamedTuple):
+    """How a process ended."""
+
+    code: int
+    seconds: float
+
+
+Start = Callable[[list[str], Path], Outcome]
+"""Runs ``python -m vit_finetune`` with these words, its output going into this file."""
+
+
+def run_process(words: list[str], log: Path) -> Outcome:
+    """Runs a command in a process; one that is under way is ended when this one is interrupted."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    start = time.perf_counter()
+    with log.open("a", encoding="utf-8") as file:
+        command = [sys.executable, "-m", "vit_finetune", *words]
+        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
+        try:
+            code = process.wait()
+        except BaseException:
+            process.terminate()
+            process.wait()
+            raise
+    return Outcome(code, time.perf_counter() - start)
+
+
+def run(path: Path, output: Path, start: Start = run_process) -> int:
+    """Runs what is missing of a ladder and writes the report.
+
+    Args:
+        path: The ladder file.
+        output: Folder of the results; with those of an earlier, interrupted call the ladder goes on.
+        start: Runs a command.
+
+    Returns:
+        How many runs failed; those that this machine cannot do are not counted.
+
+    Raises:
+        MisconfigurationException: The ladder has a mistake, or the folder holds results of other options.
+    """
+    rungs = read(path)
+    options = {rung.name: resolve(rung) for rung in rungs}
+    # What was skipped or failed is tried again: a device or a compiler may be there by now.
+    results = {result.key: result for result in load(output / "results.csv") if result.status == "done"}
+    _refuse_other_options(results, options, output)
+    runs = list(schedule(rungs))
+    where = origin()
+    try:
+        for number, one in enumerate(runs, 1):
+            key = (one.rung.name, one.seed, one.repeat)
+            if key in results:
+                continue
+            print(f"{number}/{len(runs)}  {one.rung.name}  seed {one.seed}, repeat {one.repeat}", end="  ", flush=True)
+            begun = Result(*key, options=_fingerprint(options[one.rung.name]), date=time.strftime(DATE), **where)
+            results[key] = _execute(one, begun, options[one.rung.name], list(results.values()), output, start)
+            print(results[key].outcome, flush=True)
+            store(output / "results.csv", list(results.values()))
+    finally:
+        if results:
+            report.write(output, path.stem, rungs, options, list(results.values()))
+    return sum(result.status == "failed" for result in results.values())
+
+
+def resolve(rung: Rung) -> dict[str, Any]:
+    """Every option of a rung, the defaults included, by the command line's own parser.
+
+    Raises:
+        MisconfigurationException: An option or value is not allowed.
+    """
+    from vit_finetune import main
+
+    out, err = io.StringIO(), io.StringIO()
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            main(["fit", *rung.words, "--print_config"])
+    except SystemExit as stop:
+        if stop.code:
+            raise MisconfigurationException(f"rung {rung.name!r}: {_reason(err.getvalue())}") from stop
+    options: dict[str, Any] = yaml.safe_load(out.getvalue())
+    return options | ({"weights_from": rung.weights_from} if rung.weights_from else {})
+
+
+def _execute(
+    one: Run, begun: Result, options: dict[str, Any], before: list[Result], output: Path, start: Start
+) -> Result:
+    """Trains, tests where there is a checkpoint to test, and reads off what was measured."""
+    obstacle = _obstacle(one, before)
+    if obstacle is not None:
+        return replace(begun, status="skipped", reason=obstacle)
+    slug, name = re.sub(r"[^\w.-]+", "-", one.rung.name), f"seed{one.seed}-repeat{one.repeat}"
+    log = output / "logs" / f"{slug}-{name}.txt"
+    log.unlink(missing_ok=True)
+    fit = start(["fit", *_fit_words(one, before, output / "runs" / slug, name)], log)
+    if fit.code == 0:
+        folder = _newest(output / "runs" / slug / name)
+        if folder is None:
+            return replace(
+                begun, status="failed", reason="it left no event file; a ladder needs the default trainer.logger"
+            )
+        weights = _weights(folder)
+        test = start(["test", f"--ckpt_path={weights}", *_test_words(options)], log) if weights else fit
+        if test.code == 0:
+            measured = read_run(folder)
+            return replace(begun, status="done", seconds=fit.seconds, run=os.path.relpath(folder), **measured)
+    reason = _reason(log.read_text(encoding="utf-8", errors="replace"))
+    return replace(begun, status="skipped" if fit.code == REFUSED else "failed", reason=reason)
+
+
+def _obstacle(one: Run, before: list[Result]) -> str | None:
+    """Why a run need not be tried: another run of its rung was refused, or its weights are missing."""
+    for result in before:
+        if result.rung == one.rung.name and result.status == "skipped":
+            return result.reason
+    if one.rung.weights_from and _source(one.rung, before) is None:
+        return f"there are no weights of rung {one.rung.weights_from!r}"
+    return None
+
+
+def _source(rung: Rung, before: list[Result]) -> Path | None:
+    """The weights that a rung starts from: those of the first run of the other rung."""
+    return next((_weights(Path(r.run)) for r in before if r.rung == rung.weights_from and r.status == "done"), None)
+
+
+def _fit_words(one: Run, before: list[Result], folder: Path, name: str) -> list[str]:
+    words = [*one.rung.words, f"--seed_everything={one.seed}", f"--experiment={name}"]
+    words += [f"--trainer.default_root_dir={folder}"]
+    words += ["--trainer.callbacks+=vit_finetune.callbacks.MemoryForecast"]
+    if one.rung.weights_from:
+        words.append(f"--model.weights={_source(one.rung, before)}")
+    return words
+
+
+def _test_words(options: dict[str, Any]) -> list[str]:
+    """Precision and kind of device of the training, on one device; compiling would take longer than it saves."""
+    trainer = options["trainer"]
+    words = ["--trainer.devices=1", "--model.compile=false", f"--matmul_precision={options['matmul_precision']}"]
+    words += [f"--auto_precision={json.dumps(options['auto_precision'])}"]
+    return words + [f"--trainer.{key}={trainer[key]}" for key in ("accelerator", "precision") if trainer[key]]
+
+
+def _newest(runs: Path) -> Path | None:
+    return max(runs.glob("version_*"), key=lambda path: int(path.name.rpartition("_")[2]), default=None)
+
+
+def _weights(folder: Path) -> Path | None:
+    """The best weights of a run, the last where nothing was validated."""
+    return next((path for name in ("best-*.ckpt", "last.ckpt") for path in sorted(folder.rglob(name))), None)
+
+
+def _reason(output: str) -> str:
+    """The one line that a command ended with."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    errors = [line for line in lines if line.startswith("error: ")]
+    if not lines:
+        return "it said nothing"
+    if not errors:
+        return lines[-1]
+    first = lines.index(errors[-1])  # several problems are listed below the first line
+    return " ".join(lines[first:]).removeprefix("error: ")
+
+
+def _fingerprint(options: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(options, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def _refuse_other_options(
+    results: dict[tuple[str, int, int], Result], options: dict[str, dict[str, Any]], output: Path
+) -> None:
+    for result in results.values():
+        if result.rung not in options or result.options != _fingerprint(options[result.rung]):
+            raise MisconfigurationException(
+                f"--output {output} holds results of rung {result.rung!r} with other options than the ladder now has. "
+                "Name another folder, or move that one away."
+            )

@@ -1,6 +1,5 @@
 """The command ``benchmark``, which has neither model, data nor trainer to configure and so a parser of its own."""
 
-import importlib
 import signal
 import sys
 from pathlib import Path
@@ -18,7 +17,9 @@ def parser() -> ReadableParser:
         description="Run configurations side by side and report time, memory and accuracy.",
         allow_abbrev=False,
     )
-    options.add_argument("--ladder", type=Path, help="Run the rungs of this file, such as configs/benchmark/quick.yaml.")
+    options.add_argument(
+        "--ladder", type=Path, help="Run the rungs of this file, such as configs/benchmark/quick.yaml."
+    )
     options.add_argument("--frontends", action="store_true", help="Compare five ways to write the same fine-tune.")
     options.add_argument(
         "--output",
@@ -39,7 +40,8 @@ def run(words: list[str]) -> None:
     options = parser().parse_args(words)
     folder = Path("runs") / "benchmark"
     if options.frontends:
-        frontends = importlib.import_module("vit_finetune.benchmark.frontends")
+        from vit_finetune.benchmark import frontends
+
         frontends.compare(options.output or folder / "frontends")
     elif options.ladder:
         from vit_finetune.benchmark import runner

@@ -1,12 +1,39 @@
 """How far probabilities can be believed: temperature scaling (Guo et al. 2017, arXiv:1706.04599)."""
 
 import math
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 LARGEST = 4.0  # beyond a factor of four either way, the pictures are too few, or too easy, to tell
+BINS = 15  # of equal width, the number that Guo et al. use for the expected calibration error
+
+
+class Bins(NamedTuple):
+    """Predictions sorted by how sure they are, one entry a bin of equal width; NaN where a bin is empty."""
+
+    confidence: Tensor
+    """Mean probability of the predicted class, float64, shape ``(bins,)``."""
+    accuracy: Tensor
+    """Share of right predictions, float64, shape ``(bins,)``."""
+    pictures: Tensor
+    """Number of pictures, int64, shape ``(bins,)``."""
+
+
+def reliability_bins(confidence: Tensor, correct: Tensor, bins: int = BINS) -> Bins:
+    """Sorts predictions by their confidence, for a reliability diagram.
+
+    Args:
+        confidence: Probability of the predicted class, between 0 and 1, shape ``(N,)``.
+        correct: Whether the prediction is right, shape ``(N,)``.
+        bins: Number of bins between 0 and 1.
+    """
+    place = (confidence * bins).long().clamp(max=bins - 1)
+    count = torch.bincount(place, minlength=bins)
+    sure, right = (torch.bincount(place, values.double(), bins) for values in (confidence, correct))
+    return Bins(sure / count, right / count, count)
 
 
 def fit_temperature(logits: Tensor, labels: Tensor) -> float:

@@ -58,16 +58,19 @@ def trained(tmp_path: Path) -> Path:
 def test_each_picture_is_scored_and_predicted_once(trained: Path, tmp_path: Path) -> None:
     """Five pictures, one wrong: 0.8 on one, two and three processes, and the same tables of predictions."""
     options = [f"--ckpt_path={trained}", f"--data.root={tmp_path / 'five'}", "--data.batch_size=1"]
-    tables = []
+    tables, reports = [], []
     three = ["--trainer.accelerator=cpu", "--trainer.devices=3", "--trainer.strategy=ddp"]
     for devices in (["--trainer.accelerator=cpu", "--trainer.devices=1"], DDP, three):
         out = run("test", *options, *devices, folder=tmp_path)
         row = next(line for line in out.splitlines() if "test/acc" in line)
         assert "0.8" in row and "0.83" not in row, row
+        reports.append(max(tmp_path.rglob("report.json"), key=lambda path: path.stat().st_mtime_ns))
         run("predict", *options, *devices, folder=tmp_path)
         newest = max(tmp_path.rglob("predictions*.csv"), key=lambda path: path.stat().st_mtime_ns)
         tables.append(list(csv.DictReader(newest.open(encoding="utf-8"))))
     assert [row["error"] for row in tables[0]] == ["the file is empty", *[""] * 5]
+    assert [path.parent.name for path in reports] == ["test-report", "test-report-1", "test-report-2"]
+    assert len({path.read_text() for path in reports}) == 1
     for table in tables[1:]:
         for left, right in zip(tables[0], table, strict=True):
             for name, value in left.items():

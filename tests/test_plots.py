@@ -8,7 +8,8 @@ import torch
 from torch.utils.tensorboard import SummaryWriter
 
 from vit_finetune.calibration import reliability_bins
-from vit_finetune.plots import confusion_figure, one_line, picture_grid, reliability_figure, shorten
+from vit_finetune.names import one_line
+from vit_finetune.plots import confusion_figure, picture_grid, reliability_figure
 
 ODD = ["猫", "b\udcff", "$x$ and $y$", "line\nbreak", "Ünïcode", "long " * 40]
 
@@ -58,8 +59,3 @@ def test_grid_of_any_sizes_and_captions(tmp_path: Path) -> None:
     assert figure.axes[0].texts[0].get_text() == "\\u732b\nsecond line"
     with pytest.raises(ValueError, match="at least one picture"):
         picture_grid([], [])
-
-
-def test_names_become_one_line_whose_end_is_kept() -> None:
-    assert one_line("photos/b\udcff\n猫.png") == r"photos/b\xff\n猫.png"
-    assert shorten("photos/train/cat/0001.png", 12) == "…at/0001.png" and shorten("cat", 12) == "cat"

@@ -30,7 +30,8 @@ def reliability_bins(confidence: Tensor, correct: Tensor, bins: int = BINS) -> B
         correct: Whether the prediction is right, shape ``(N,)``.
         bins: Number of bins between 0 and 1.
     """
-    place = (confidence * bins).long().clamp(max=bins - 1)
+    edges = torch.linspace(0, 1, bins + 1, dtype=confidence.dtype)
+    place = (torch.bucketize(confidence, edges, right=True) - 1).clamp(max=bins - 1)
     count = torch.bincount(place, minlength=bins)
     sure, right = (torch.bincount(place, values.double(), bins) for values in (confidence, correct))
     return Bins(sure / count, right / count, count)

@@ -156,6 +156,7 @@ class ViTCLI(LightningCLI):
         predict = self._subcommand_parsers["predict"]
         predict.set_defaults({"return_predictions": False})
         predict.add_class_arguments(callbacks.PredictionWriter, "predictions")
+        self._subcommand_parsers["test"].set_defaults({"verbose": False})  # the report has more than Lightning's table
         words = sys.argv[1:] if args is None else args
         _refuse_bytes(words)
         typed = _peek(words)
@@ -218,6 +219,8 @@ class ViTCLI(LightningCLI):
             extra += [callbacks.SpeedMonitor(), callbacks.RunSummary(trainer.default_root_dir)]
         if self.subcommand == "predict":
             extra.append(options.predictions)
+        if self.subcommand == "test":
+            extra.append(callbacks.TestReport())
         given = trainer.callbacks if isinstance(trainer.callbacks, list) else [trainer.callbacks]
         if trainer.enable_progress_bar is not False and not any(isinstance(c, ProgressBar) for c in given):
             extra.append(callbacks.progress_bar())

@@ -275,9 +275,9 @@ class ViTClassifier(LightningModule):
         """Scores held-out pictures."""
         self.val_outputs.update(*self._score(self.val_scores, batch))
 
-    def test_step(self, batch: Batch, batch_idx: int) -> None:
-        """Scores test pictures."""
-        self._score(self.test_scores, batch)
+    def test_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
+        """Scores test pictures; returns ``logits``, ``labels`` and ``index`` for the report, fillers left out."""
+        return dict(zip(("logits", "labels", "index"), self._score(self.test_scores, batch), strict=True))
 
     def _score(self, scores: Scores, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Counts a batch; returns logits, labels and positions of its pictures."""

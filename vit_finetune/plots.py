@@ -16,6 +16,7 @@ import numpy as np
 from torch import Tensor
 
 from vit_finetune.calibration import Bins
+from vit_finetune.names import one_line, shorten
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -99,7 +100,7 @@ def picture_grid(
     Args:
         images: uint8, shape ``(N, 3, H, W)``, or a list of ``(3, H, W)`` of any sizes.
         captions: One per picture, of one or several lines, each of which is cut to the width of the picture. What may
-            hold line breaks of its own, such as a path, goes through :func:`one_line` first.
+            hold line breaks of its own, such as a path, goes through :func:`vit_finetune.names.one_line` first.
         columns: Pictures per row.
         title: Drawn above all.
 
@@ -138,23 +139,6 @@ def _thumbnail(image: Tensor, side: int = 300) -> Tensor:
     """Drops rows and columns that the cell has no room for, so that a grid of photographs takes little memory."""
     step = max(1, max(image.shape[1:]) // side)
     return image[:, ::step, ::step].cpu()
-
-
-def shorten(name: str, most: int) -> str:
-    """Makes a name fit on one line: odd characters escaped, of a long one its end, which tells files of a folder apart.
-
-    Args:
-        name: A path or the name of a class.
-        most: Number of characters to keep.
-    """
-    line = one_line(name)
-    return line if len(line) <= most else f"…{line[1 - most :]}"
-
-
-def one_line(name: str) -> str:
-    """Writes bytes that are no text, line breaks and other control characters of a file's name as escapes."""
-    text = name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def drawable(line: str) -> str:

@@ -77,7 +77,9 @@ class Outputs(Metric):
             kept.append(new)
 
     def compute(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns logits, labels and index of all pictures in the order of the index."""
+        """Returns logits, labels and index of all pictures, each once, in the order of the index."""
         logits, labels, index = (dim_zero_cat(kept) for kept in (self.logits, self.labels, self.index))
         order = index.argsort()
+        # Processes that share the work on a picture (tensor parallel) all have its answer.
+        order = order[index[order].diff(prepend=index.new_tensor([-1])) > 0]
         return logits[order], labels[order], index[order]

@@ -4,6 +4,7 @@ from vit_finetune.callbacks.forecast import MemoryForecast
 from vit_finetune.callbacks.last import LastCheckpoint
 from vit_finetune.callbacks.predictions import PredictionWriter
 from vit_finetune.callbacks.progress import PlainProgress, progress_bar
+from vit_finetune.callbacks.report import TestReport
 from vit_finetune.callbacks.speed import SpeedMonitor
 from vit_finetune.callbacks.summary import RunSummary
 
@@ -14,5 +15,6 @@ __all__ = [
     "PredictionWriter",
     "RunSummary",
     "SpeedMonitor",
+    "TestReport",
     "progress_bar",
 ]

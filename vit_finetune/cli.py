@@ -165,7 +165,7 @@ class ViTCLI(LightningCLI):
             typed = self._options  # a config file or the environment may name one
         if typed.ckpt_path:
             self._parse_with_checkpoint(typed, args)
-        elif self.config["subcommand"] not in ("fit", "doctor"):
+        elif self.config["subcommand"] not in ("fit", "doctor", "check-data"):
             raise MisconfigurationException(
                 f"{self.config['subcommand']} needs a trained model: --ckpt_path best, last, or a file."
             )

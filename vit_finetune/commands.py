@@ -8,8 +8,9 @@ from lightning.pytorch import Trainer
 
 from vit_finetune.data import ImageDataModule
 from vit_finetune.module import ViTClassifier
+from vit_finetune.names import unused
 
-EXTRA_COMMANDS = ("doctor", "export")
+EXTRA_COMMANDS = ("doctor", "export", "check-data")
 
 
 class ViTTrainer(Trainer):
@@ -59,3 +60,41 @@ class ViTTrainer(Trainer):
         sizes = batch_sizes if benchmark else ()
         if self.is_global_zero:
             export(model, datamodule, Path(ckpt_path), format, Path(output) if output else None, sizes)
+
+    def check_data(
+        self,
+        model: ViTClassifier,
+        datamodule: ImageDataModule,
+        ckpt_path: str | None = None,
+        output: str | None = None,
+    ) -> None:
+        """List what is wrong with the pictures, count them, and draw some of each class.
+
+        Every picture is decoded once. Problems are what a training refuses, or what makes its figures wrong: files that
+        cannot be read, unknown classes, classes without pictures, equal pictures in several splits or classes. Notes
+        are worth a look: pictures that are left out, tiny, long or huge, copies, uneven classes. The exit code is 1 if
+        there are problems, else 0. Pictures are equal if all their pixels are.
+
+        Args:
+            model: Tells the classes that the pictures must have, where a checkpoint is given.
+            datamodule: The pictures.
+            ckpt_path: A trained model that the data is meant for.
+            output: Folder to make for report.json and contact-sheet.png. By default runs/check-data, with a number
+                where that is taken.
+        """
+        from vit_finetune.data import check, check_report
+
+        if not self.is_global_zero:
+            return
+        folder = Path(output) if output else unused(Path(self.default_root_dir) / "check-data")
+        if folder.exists():
+            raise MisconfigurationException(f"--output {folder} is there already; give a folder that is not.")
+        found = check.check(datamodule, model.class_names)
+        print(check_report.terminal(found), flush=True)
+        check_report.save(found, folder)
+        print(f"\n{found.problems} problems, {len(found.findings) - found.problems} notes; see {folder}", flush=True)
+        if found.problems:
+            raise SystemExit(1)
+
+
+setattr(ViTTrainer, "check-data", ViTTrainer.check_data)  # commands are found by their name, which has a hyphen

@@ -1,6 +1,7 @@
 """Names of files and classes for people to read; a file may be called anything."""
 
 import re
+from pathlib import Path
 
 
 def one_line(name: str) -> str:
@@ -23,3 +24,12 @@ def shorten(name: str, most: int) -> str:
 def in_markdown(name: str) -> str:
     """Escapes what Markdown would take for markup, also in the cell of a table."""
     return re.sub(r"([\\`*_{}\[\]<>#|!~$&])", r"\\\1", one_line(name))
+
+
+def unused(path: Path) -> Path:
+    """Adds ``-1``, ``-2`` and so on to a name until nothing has it, so that nothing is written over."""
+    free, number = path, 0
+    while free.exists():
+        number += 1
+        free = path.with_name(f"{path.stem}-{number}{path.suffix}")
+    return free

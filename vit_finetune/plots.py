@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch.nn.functional as F
 from torch import Tensor
 
 from vit_finetune.calibration import Bins
@@ -130,15 +131,23 @@ def picture_grid(
         x, y = left + cell / 2, top + cell / 2
         half_width, half_height = (max(0.47 * cell * side / max(high, wide), 0.01) for side in (wide, high))
         extent = (x - half_width, x + half_width, y + half_height, y - half_height)
-        axes.imshow(_thumbnail(image).permute(1, 2, 0).numpy(), extent=extent, aspect="auto")
+        axes.imshow(thumbnail(image.cpu()).permute(1, 2, 0).numpy(), extent=extent, aspect="auto")
     axes.set(xlim=(0, width), ylim=(height, 0))
     return figure
 
 
-def _thumbnail(image: Tensor, side: int = 300) -> Tensor:
-    """Drops rows and columns that the cell has no room for, so that a grid of photographs takes little memory."""
-    step = max(1, max(image.shape[1:]) // side)
-    return image[:, ::step, ::step].cpu()
+def thumbnail(image: Tensor, side: int = 300) -> Tensor:
+    """Makes a picture no larger than a cell of a grid has room for.
+
+    Args:
+        image: uint8, shape ``(3, H, W)``.
+        side: Pixels of the longer side that are kept.
+    """
+    scale = side / max(image.shape[1:])
+    if scale >= 1:
+        return image
+    size = [max(1, round(scale * length)) for length in image.shape[1:]]
+    return F.interpolate(image[None], size, mode="bilinear", antialias=True)[0]
 
 
 def drawable(line: str) -> str:

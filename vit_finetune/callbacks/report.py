@@ -7,6 +7,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 
 from vit_finetune.data.pictures import Batch, PictureSet
+from vit_finetune.names import unused
 from vit_finetune.scores import Outputs
 
 
@@ -59,7 +60,7 @@ class TestReport(Callback):
             return
         worst = index[[mistake.index for mistake in report.mistakes]].cpu()
         images = [pictures.images_at(position[None])[0] for position in worst]
-        folder = _free_folder(folder)
+        folder = unused(folder / "test-report")
         report.save(folder, images)
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoardLogger):
@@ -76,11 +77,3 @@ def _about(trainer: Trainer) -> dict[str, str]:
         root = f", {data.root}" if hasattr(data, "root") else ""
         about["data"] = f"{type(data).__name__}{root}"
     return about
-
-
-def _free_folder(run: Path) -> Path:
-    folder, number = run / "test-report", 0
-    while folder.exists():
-        number += 1
-        folder = run / f"test-report-{number}"
-    return folder

@@ -42,7 +42,7 @@ def found(report: dict[str, Any]) -> dict[str, tuple[bool, list[str]]]:
 
 def test_clean_tree(tree: Path, run: Run, tmp_path: Path) -> None:
     code, out, report = run("--data=ImageFolder", f"--data.root={tree}")
-    assert code == 0 and report["findings"] == [] and "0 problems, 0 notes; see runs/check-data" in out
+    assert code == 0 and report["findings"] == [] and "problems 0, notes 0; see runs/check-data" in out
     assert report["counts"] == {split: dict.fromkeys("abc", n) for split, n in (("train", 6), ("val", 3), ("test", 3))}
     assert "all pictures have 40 x 40 pixels" in out
     with Image.open(tmp_path / "runs" / "check-data" / "contact-sheet.png") as sheet:
@@ -76,7 +76,7 @@ def test_every_problem_is_listed_once(tree: Path, run: Run) -> None:
     (train / "loose.png").write_bytes(b"x")
     (train / "a" / ".hidden.png").write_bytes(b"")
     code, out, report = run("--data=ImageFolder", f"--data.root={tree}", "--output=looked/at")
-    assert code == 1 and "5 problems, 5 notes; see looked/at" in out
+    assert code == 1 and "problems 5, notes 5; see looked/at" in out
     listed = found(report)
     problems = {text: details for text, (problem, details) in listed.items() if problem}
     notes = {text: details for text, (problem, details) in listed.items() if not problem}

@@ -92,7 +92,7 @@ class ViTTrainer(Trainer):
         found = check.check(datamodule, model.class_names)
         print(check_report.terminal(found), flush=True)
         check_report.save(found, folder)
-        print(f"\n{found.problems} problems, {len(found.findings) - found.problems} notes; see {folder}", flush=True)
+        print(f"\nproblems {found.problems}, notes {len(found.findings) - found.problems}; see {folder}", flush=True)
         if found.problems:
             raise SystemExit(1)
 

@@ -189,12 +189,15 @@ class Report:
         plain: dict[str, Any] = _plain(self)
         return plain
 
-    def save(self, folder: Path, images: Sequence[Tensor] = ()) -> None:
+    def save(self, folder: Path, images: Sequence[Tensor] = ()) -> dict[str, Any]:
         """Writes ``report.json``, ``report.md``, ``confusion.png``, ``reliability.png`` and ``mistakes.png``.
 
         Args:
             folder: Where to write; made if it is missing.
             images: The pictures of ``mistakes``; without them there is no ``mistakes.png``.
+
+        Returns:
+            The charts, see :meth:`figures`.
         """
         from vit_finetune.report_text import markdown
 
@@ -205,6 +208,7 @@ class Report:
         # Bytes that are no text become lone surrogates, which json.loads and os.fsencode turn back into the same bytes.
         (folder / "report.json").write_text(json.dumps(self.to_dict(), indent=1) + "\n", encoding="utf-8")
         (folder / "report.md").write_text(markdown(self, list(charts)), encoding="utf-8")
+        return charts
 
 
 def _share(right: Tensor) -> Share:

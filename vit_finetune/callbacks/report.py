@@ -61,11 +61,11 @@ class TestReport(Callback):
         worst = index[[mistake.index for mistake in report.mistakes]].cpu()
         images = [pictures.images_at(position[None])[0] for position in worst]
         folder = unused(folder / "test-report")
-        report.save(folder, images)
+        charts = report.save(folder, images)
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoardLogger):
                 logger.log_metrics(report.scalars(), trainer.global_step)
-                for name, figure in report.figures(images).items():
+                for name, figure in charts.items():
                     logger.experiment.add_figure(f"test/{name}", figure, trainer.global_step)
         print(f"report  {folder}", flush=True)
 

@@ -70,7 +70,8 @@ def _names(found: DataCheck) -> list[str]:
 
 def _count_table(found: DataCheck) -> list[str]:
     counts, names = found.counts, _names(found)
-    names.sort(key=lambda name: counts[found.splits[0], name]) if len(names) > SHOWN else None
+    if len(names) > SHOWN:
+        names.sort(key=lambda name: counts[found.splits[0], name])
     rows = [(shorten(name, 30), [counts[split, name] for split in found.splits]) for name in names[:SHOWN]]
     rows.append(("all classes", [sum(counts[split, name] for name in names) for split in found.splits]))
     width = max(len(name) for name, _ in rows)

@@ -92,7 +92,7 @@ def test_two_processes_equal_one_on_the_same_global_batch(tmp_path: Path) -> Non
     for key, value in left.items():
         torch.testing.assert_close(value, right[key], atol=1e-5, rtol=1e-4, msg=key)
     tags = [scalars(tmp_path / "runs" / name) for name in ("one", "two")]  # and one event file each
-    for name in ("train/loss", "val/loss", "val/acc", "train/acc"):
+    for name in ("train/loss", "val/loss", "val/acc", "train/acc", "train/grad_norm"):
         assert [v for _, v in tags[0][name]] == pytest.approx([v for _, v in tags[1][name]], abs=1e-4), name
     assert sorted(path.name for path in (tmp_path / "runs" / "two").iterdir()) == ["version_0"]
 

@@ -37,7 +37,7 @@ def test_sharded_training_equals_one_process(name: str, batch_size: int, options
     run("fit", *options, *sharded, "--experiment=many", folder=tmp_path)
     runs = [tmp_path / "runs" / name for name in ("one", "many")]
     one, many = (scalars(path) for path in runs)
-    for tag in ("train/loss", "val/loss", "val/acc"):
+    for tag in ("train/loss", "train/grad_norm", "val/loss", "val/acc"):
         assert [v for _, v in one[tag]] == pytest.approx([v for _, v in many[tag]], abs=1e-4), tag
     left, right = (weights(only(path, "last.ckpt")) for path in runs)
     assert left.keys() == right.keys()
@@ -46,6 +46,21 @@ def test_sharded_training_equals_one_process(name: str, batch_size: int, options
     main(["validate", f"--ckpt_path={only(runs[1], 'last.ckpt')}", *CPU])
     events = max(runs[1].rglob("events*"), key=lambda path: path.stat().st_mtime_ns)
     assert dict(scalars_of(events))["val/acc"] == pytest.approx(many["val/acc"][-1][1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "batch_size"), [("fsdp2", 3), ("tensor_parallel", 6)])
+def test_gradients_in_parts_are_counted_as_a_whole(
+    name: str, batch_size: int, options: list[str], tmp_path: Path
+) -> None:
+    """The shares that float16 would lose are those of one process, but for what the order of 16-bit sums changes."""
+    half = ["--trainer.precision=bf16-mixed", "--trainer.max_epochs=1"]
+    main(["fit", *options, *CPU, *half, "--data.batch_size=6", "--experiment=one"])
+    sharded = [f"--config={STRATEGIES / name}.yaml", "--trainer.accelerator=cpu", f"--data.batch_size={batch_size}"]
+    run("fit", *options, *sharded, *half, "--experiment=many", folder=tmp_path)
+    one, many = (scalars(tmp_path / "runs" / experiment) for experiment in ("one", "many"))
+    for tag in ("zero_in_fp16", "zero_in_fp16_scaled", "inf_in_fp16_scaled"):
+        assert one[f"precision/{tag}"][0][1] == pytest.approx(many[f"precision/{tag}"][0][1], abs=2e-3), tag
 
 
 def scalars_of(file: Path) -> list[tuple[str, float]]:

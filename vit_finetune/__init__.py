@@ -2,6 +2,8 @@
 
 >>> from vit_finetune import ViTClassifier, CIFAR10      # the two objects that a Trainer needs
 >>> from vit_finetune import main                        # the command line, callable: main(["fit", ...])
+>>> model = ViTClassifier.load("runs/quickstart")        # the best weights of the newest run, ready to be asked
+>>> from vit_finetune import results                     # results.scalars("runs"), results.runs("runs"): data frames
 """
 
 from importlib import import_module

@@ -52,6 +52,36 @@ def resolve(asked: str, runs: Path, experiment: str | None) -> Path | None:
     return found[-1]
 
 
+def find(source: str | os.PathLike[str], runs: Path) -> Path:
+    """Finds the checkpoint to evaluate: of a run's folder, or of the newest run below a folder, the best one.
+
+    Args:
+        source: A checkpoint, a folder, or ``best`` or ``last`` of the newest run.
+        runs: Where all runs lie.
+
+    Raises:
+        MisconfigurationException: There is none.
+    """
+    folder = Path(source)
+    if str(source) in KEYWORDS:
+        folder = resolve(str(source), runs, None) or folder
+    if folder.is_file():
+        return folder
+    if not folder.is_dir():
+        raise MisconfigurationException(
+            f"{folder}: no such file or folder. Give a run's folder, a file, best, or last."
+        )
+    if (folder / "meta.pt").is_file():
+        raise MisconfigurationException(
+            f"{folder} is a folder of shards. Make one file of it: python -m vit_finetune.checkpoints {folder}"
+        )
+    for pattern in KEYWORDS.values():
+        found = [path for path in folder.rglob(pattern) if path.is_file()]
+        if found:
+            return max(found, key=lambda path: path.stat().st_mtime)
+    raise MisconfigurationException(f"{folder} holds no checkpoint. Give a run's folder, a checkpoint, best, or last.")
+
+
 def read_header(path: Path) -> dict[str, Any]:
     """Reads a checkpoint, its tensors mapped from the file and not copied into memory.
 

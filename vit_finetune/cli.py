@@ -14,6 +14,7 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.loggers.logger import DummyExperiment
 from lightning.pytorch.plugins.io import CheckpointIO
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
@@ -127,6 +128,8 @@ class ViTCLI(LightningCLI):
         # Outside trainer.callbacks, so that --trainer.callbacks cannot drop them by accident.
         parser.add_class_arguments(ModelCheckpoint, "best_checkpoint")
         parser.add_class_arguments(callbacks.LastCheckpoint, "last_checkpoint")
+        parser.add_class_arguments(callbacks.TensorBoard, "tensorboard")
+        parser.add_class_arguments(callbacks.Projector, "projector")
         parser.set_defaults(
             {
                 "data": DEFAULT_DATA,
@@ -216,11 +219,12 @@ class ViTCLI(LightningCLI):
             trainer.logger = self._logger(options)
         extra: list[Callback] = []  # only what the command needs: each costs some microseconds a step
         if self.subcommand == "fit":
-            extra += [callbacks.SpeedMonitor(), callbacks.RunSummary(trainer.default_root_dir)]
+            extra += [callbacks.SpeedMonitor(), callbacks.RunSummary(trainer.default_root_dir), options.tensorboard]
         if self.subcommand == "predict":
             extra.append(options.predictions)
         if self.subcommand == "test":
             extra.append(callbacks.TestReport())
+            extra += [options.projector] if options.projector.pictures else []
         given = trainer.callbacks if isinstance(trainer.callbacks, list) else [trainer.callbacks]
         if trainer.enable_progress_bar is not False and not any(isinstance(c, ProgressBar) for c in given):
             extra.append(callbacks.progress_bar())
@@ -231,23 +235,27 @@ class ViTCLI(LightningCLI):
             trainer.plugins = [*(plugin for plugin in plugins if plugin), checkpoints.AtomicCheckpointIO()]
         try:
             return self._instantiate_trainer({**trainer, **kwargs}, extra)
+        except MisconfigurationException as error:
+            raise preflight.in_words_for_a_notebook(error, str(self.subcommand)) from error
         except (ValueError, TypeError) as error:  # Lightning's checks of accelerator, devices, strategy and so on
             needs_gpu = "requires a GPU" in str(error)
             hint = " On a CPU FSDP2 works: --config configs/strategy/fsdp2.yaml." if needs_gpu else ""
             raise MisconfigurationException(f"{error}{hint}") from error
 
     def after_instantiate_classes(self) -> None:
-        """Refuses a checkpoint that the strategy cannot read."""
+        """Refuses a checkpoint that the strategy cannot read, and processes that a notebook cannot start."""
+        preflight.check_notebook(self.trainer, str(self.subcommand))
         preflight.check_shards(self.trainer, self.checkpoint_path)
 
     def _logger(self, options: Namespace) -> TensorBoardLogger:
         """Goes on in the folder of the checkpoint, or starts a new one."""
+        kind = SilentLogger if self.subcommand == "predict" else TensorBoardLogger
         run = checkpoints.run_folder(self.checkpoint_path) if self.checkpoint_path else None
         if run is not None:
             run = Path(os.path.relpath(run))
-            return TensorBoardLogger(run.parent.parent, run.parent.name, run.name, default_hp_metric=False)
+            return kind(run.parent.parent, run.parent.name, run.name, default_hp_metric=False)
         experiment = _experiment(options) or self._options.data.class_path.rpartition(".")[2].lower()
-        return TensorBoardLogger(options.trainer.default_root_dir, experiment, default_hp_metric=False)
+        return kind(options.trainer.default_root_dir, experiment, default_hp_metric=False)
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
@@ -279,6 +287,15 @@ def _refuse_bytes(args: ArgsType) -> None:
                 f"{word!r} holds bytes that are no text here. Set LC_ALL=C.UTF-8 if it is UTF-8; otherwise go into the "
                 "folder and name it by a dot, or by a link."
             )
+
+
+class SilentLogger(TensorBoardLogger):
+    """Knows the run's folder and opens no event file: ``predict`` has nothing to put into one."""
+
+    @property
+    def experiment(self) -> Any:
+        """Takes everything and does nothing."""
+        return DummyExperiment()
 
 
 def _peek(args: ArgsType) -> argparse.Namespace:

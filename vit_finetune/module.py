@@ -1,6 +1,8 @@
 """The LightningModule: one shared step, losses and metrics, and what a checkpoint holds."""
 
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch.nn.functional as F
@@ -11,7 +13,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 
 import vit_finetune
-from vit_finetune import calibration
+from vit_finetune import calibration, checkpoints
 from vit_finetune.data.pictures import Batch
 from vit_finetune.hparams import make_plain
 from vit_finetune.preprocess import Preprocess
@@ -92,6 +94,25 @@ class ViTClassifier(LightningModule):
         self.net = None
         self.temperature = 1.0  # see calibration.py
         self.window = TrainWindow()
+
+    @classmethod
+    def load(cls, source: str | os.PathLike[str] = "best", runs: str | os.PathLike[str] = "runs") -> "ViTClassifier":
+        """Loads a trained model, ready to be asked: on the CPU, in evaluation mode, nothing downloaded.
+
+        ``model.probabilities(model(pictures))`` answers for uint8 pictures ``(B, 3, h, w)`` of any size, in the order
+        of ``model.class_names``.
+
+        Args:
+            source: A run's folder; a folder of runs, whose newest is taken; a checkpoint file; or ``best`` or ``last``.
+                Of a folder, the best weights are taken, the last ones where validation was off.
+            runs: Where ``best`` and ``last`` are looked for.
+
+        Raises:
+            MisconfigurationException: There is no such checkpoint, or it cannot be read.
+        """
+        path = checkpoints.find(source, Path(runs))
+        checkpoints.read_header(path)  # says in words what is wrong with a file
+        return cls.load_from_checkpoint(path, map_location="cpu", weights_only=True).eval()
 
     # The network
 

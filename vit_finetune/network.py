@@ -193,7 +193,7 @@ def load_local_weights(net: nn.Module, path: str) -> None:
 
 def _load(net: nn.Module, state: dict[str, Tensor], source: str) -> None:
     """Fits a state dict to the network by timm's own conversion and loads it, saying what became of it."""
-    heads = _head_names(net)
+    heads = head_names(net)
     adapt = getattr(inspect.getmodule(type(net)), "checkpoint_filter_fn", None)
     before = state.get("pos_embed")
     try:
@@ -218,7 +218,8 @@ def _load(net: nn.Module, state: dict[str, Tensor], source: str) -> None:
     rank_zero_info(f"{source}: {len(state)} tensors loaded; head {head}")
 
 
-def _head_names(net: nn.Module) -> tuple[str, ...]:
+def head_names(net: nn.Module) -> tuple[str, ...]:
+    """Names of the layers that map features to logits."""
     classifier = net.pretrained_cfg.get("classifier") or "head"  # type: ignore[union-attr,operator]
     return (classifier,) if isinstance(classifier, str) else tuple(classifier)
 
@@ -233,7 +234,7 @@ def freeze_backbone(net: nn.Module) -> None:
     Lightning keeps modules in evaluation mode that were so before ``fit``, after validation and on resume too.
     """
     net.requires_grad_(False).eval()
-    for name in _head_names(net):
+    for name in head_names(net):
         net.get_submodule(name).requires_grad_(True).train()
 
 

@@ -8,9 +8,11 @@ from typing import Any
 import lightning
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.fabric.utilities.imports import _IS_INTERACTIVE
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
+from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 import vit_finetune
@@ -88,6 +90,31 @@ def check_slurm(devices: int | str | list[int], nodes: int) -> None:
             "job: srun python -m vit_finetune ... with --ntasks-per-node equal to --trainer.devices, see "
             "configs/strategy/slurm.sh. For a run of its own within the allocation put SLURM_JOB_NAME=bash before it."
         )
+
+
+def in_words_for_a_notebook(error: MisconfigurationException, command: str) -> MisconfigurationException:
+    """Adds the way out to Lightning's refusal of a strategy that cannot start its processes from a notebook."""
+    return _not_in_a_notebook(command) if "interactive" in str(error) else error
+
+
+def check_notebook(trainer: Trainer, command: str) -> None:
+    """Refuses the forked processes that Lightning would start from a notebook.
+
+    They hang once a cell has computed anything on several threads, and fail once one has asked CUDA anything.
+
+    Raises:
+        MisconfigurationException: Names the command that works.
+    """
+    if _IS_INTERACTIVE and isinstance(trainer.strategy.launcher, _MultiProcessingLauncher):
+        raise _not_in_a_notebook(command)
+
+
+def _not_in_a_notebook(command: str) -> MisconfigurationException:
+    return MisconfigurationException(
+        "A notebook cannot start the processes of several devices. Give the command a process of its own, in a cell as "
+        f"!python -m vit_finetune {command} ... or in a terminal; or take one device: --trainer.devices 1 and no "
+        "--trainer.strategy."
+    )
 
 
 def refuse(problems: list[str]) -> None:

@@ -24,6 +24,8 @@ def filter_library_chatter() -> None:
     warnings.filterwarnings("ignore", message=".*is smaller than the logging interval.*")
     # Remarks about pictures that can be read nevertheless; those that cannot are named in an error.
     warnings.filterwarnings("ignore", module=r"PIL\.")
+    # main([...]) in a notebook: the other words that Lightning warns of are those of the kernel.
+    warnings.filterwarnings("ignore", message=".*args parameter is intended to run from within Python.*")
 
 
 class _Drop(logging.Filter):

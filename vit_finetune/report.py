@@ -158,11 +158,12 @@ class Report:
         }
         return {f"test/{name}": value for name, value in known.items() if value is not None}
 
-    def figures(self, images: Sequence[Tensor] = ()) -> dict[str, Any]:
+    def figures(self, images: Sequence[Tensor] = (), columns: int = 6) -> dict[str, Any]:
         """Draws the charts.
 
         Args:
             images: The pictures of ``mistakes``, uint8, each ``(3, H, W)``.
+            columns: Pictures in a row.
 
         Returns:
             matplotlib figures: ``confusion``, ``reliability``, and ``mistakes`` if there are images.
@@ -181,7 +182,7 @@ class Report:
                 f"said: {shorten(m.predicted, 13)} {100 * m.probability:.1f} %"
                 for m in self.mistakes
             ]
-            drawn["mistakes"] = plots.picture_grid(images, captions, columns=6)
+            drawn["mistakes"] = plots.picture_grid(images, captions, columns)
         return drawn
 
     def to_dict(self) -> dict[str, Any]:

@@ -22,9 +22,10 @@ SHRINK = ["--trainer.max_epochs=1", "--trainer.limit_train_batches=2", "--traine
 @pytest.mark.parametrize("path", RUNNABLE, ids=lambda path: str(path.relative_to(REPOSITORY)))
 def test_config_runs(path: Path, cifar: Path, tmp_path: Path) -> None:
     text = path.read_text()
-    shapes = "data: Shapes" in text
-    data = ["--data.train_size=200"] if shapes else [f"--data.root={cifar}"]
-    main(["fit", f"--config={path}", *CPU, *SHRINK, *([] if shapes else TINY_MODEL), *data, "--data.batch_size=4"])
+    generated = "data: Shapes" in text or "Contours" in text
+    data = ["--data.train_size=200", "--data.val_fraction=0.1"] if generated else [f"--data.root={cifar}"]
+    data += ["--data.outlines=4", "--data.materials=4"] if "Contours" in text else []
+    main(["fit", f"--config={path}", *CPU, *SHRINK, *([] if generated else TINY_MODEL), *data, "--data.batch_size=4"])
     run = tmp_path / "runs" / path.stem
     assert only(run, "last.ckpt") and only(run, "best-*.ckpt")
     monitor = yaml.safe_load(only(run, "config.yaml").read_text())["best_checkpoint"]["monitor"]

@@ -1,4 +1,4 @@
-"""Splits, samplers, CIFAR-10 files, generated shapes."""
+"""Splits, samplers, CIFAR-10 files, generated pictures."""
 
 import socket
 from pathlib import Path
@@ -9,7 +9,9 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torchvision import datasets
 
 from tests.conftest import CPU, TINY_MODEL
-from vit_finetune import CIFAR10, Shapes, main
+from vit_finetune import CIFAR10, Contours, Shapes, main
+from vit_finetune.data.contours import Formulas
+from vit_finetune.data.contours import draw as draw_contours
 from vit_finetune.data.pictures import EvenSampler, MemoryPictures, stratified_holdout
 from vit_finetune.data.shapes import NAMES
 
@@ -149,6 +151,35 @@ def test_shapes_are_a_function_of_the_seed() -> None:
     assert torch.equal(train.images, again.images) and not torch.equal(train.images, other.images)
     assert test.labels.bincount().tolist() == [5] * len(NAMES)
     assert not any(torch.equal(test.images[0], image) for image in train.images)
+
+
+def test_contours_are_a_function_of_the_seed() -> None:
+    def draw(**options: int) -> MemoryPictures:
+        data = Contours(outlines=6, materials=2, train_size=160, test_size=40, **options)
+        data.setup("fit")
+        data.setup("test")
+        assert not any(torch.equal(data.sets["test"].images[0], image) for image in data.sets["train"].images)
+        return data.sets["test"]  # type: ignore[return-value]
+
+    test, again, other = draw(), draw(), draw(seed=1)
+    assert test.images.shape == (40, 3, 32, 32) and test.images.dtype == torch.uint8
+    assert torch.equal(test.images, again.images) and not torch.equal(test.images, other.images)
+    assert test.labels.bincount().tolist() == [5] * 8
+
+
+def test_contours_show_their_formulas() -> None:
+    """A figure is brighter than its ground, or darker in every second class; a material has its own two colours."""
+    formulas = Formulas.random(12, 2, torch.Generator().manual_seed(0))
+    assert formulas.outline.frequency[:, 0].tolist() == [2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7]
+    filled = (formulas.hole == 0).nonzero().flatten()
+    labels = torch.cat([filled.repeat(50), torch.tensor([12] * 50)])
+    images = draw_contours(labels, formulas, 0.0, 0.0, torch.Generator().manual_seed(0)).float() / 255
+    middle, corners = images[..., 12:20, 12:20].mean((1, 2, 3)), images[..., ::31, ::31].mean((1, 2, 3))
+    brighter = (middle > corners)[labels < 12]
+    assert (brighter == (labels[labels < 12] % 2 == 0)).float().mean() > 0.9
+    dark, light = formulas.palette[0].flatten(1).sort(0).values
+    colour = images[labels == 12].mean((0, 2, 3))
+    assert (colour > dark - 0.1).all() and (colour < light + 0.1).all()
 
 
 def test_linear_model_fails_on_shapes() -> None:

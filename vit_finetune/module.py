@@ -35,7 +35,8 @@ class ViTClassifier(LightningModule):
         name: Any Vision Transformer of timm, with the tag of its pretrained weights.
         img_size: Side of the input in pixels; pictures are resized to it on the device. By default the model's own.
         pretrained: Start from the weights of that name, downloaded once.
-        weights: Start from this local file instead: .safetensors, .pth, or a checkpoint of this project.
+        weights: Start from this local file instead: .safetensors, .pth, or a checkpoint of this project; or from
+            "embedded", weights that come with this package, for the network of configs/quickstart.yaml.
         timm_kwargs: More arguments for the network, such as {depth: 6, embed_dim: 96, num_heads: 3, patch_size: 4}.
         class_names: Names in the order of the labels. By default the data's, or the checkpoint's.
         mean: Channel means on a 0-1 scale; by default those the weights were trained with.

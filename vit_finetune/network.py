@@ -10,6 +10,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch import Tensor, nn
 
+from vit_finetune import embedded
 from vit_finetune.preprocess import Preprocess
 
 HUB_TIMEOUT = 5.0  # seconds without an answer after which the hub counts as out of reach
@@ -173,7 +174,7 @@ def missing_weights(name: str) -> str | None:
 
 
 def load_local_weights(net: nn.Module, path: str) -> None:
-    """Fills the network from a file: ``.safetensors``, ``.pth``, or a checkpoint of this project.
+    """Fills the network from a file: ``.safetensors``, ``.pth``, a checkpoint of this project, or ``embedded``.
 
     Position embeddings are resampled to the network's size. The head is taken over if the file has one for the same
     number of classes, and stays random otherwise.
@@ -182,13 +183,14 @@ def load_local_weights(net: nn.Module, path: str) -> None:
         MisconfigurationException: The file cannot be read or belongs to another architecture.
     """
     try:
-        state = timm.models.load_state_dict(path)
+        state = timm.models.load_state_dict(str(embedded.weights_path(path)))
     except Exception as error:  # the readers raise anything on files that hold no weights
         raise MisconfigurationException(f"--model.weights {path} cannot be read as weights: {error}") from error
     prefix = "net."
     if any(key.startswith(prefix) for key in state):
         state = {key[len(prefix) :]: value for key, value in state.items() if key.startswith(prefix)}
-    _load(net, state, f"--model.weights {path}")
+    made_for = " (made for the network of configs/quickstart.yaml)" if path == embedded.KEYWORD else ""
+    _load(net, state, f"--model.weights {path}{made_for}")
 
 
 def _load(net: nn.Module, state: dict[str, Tensor], source: str) -> None:

@@ -18,6 +18,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 import vit_finetune
 from vit_finetune import checkpoints
 from vit_finetune.data import ImageDataModule
+from vit_finetune.embedded import weights_path
 from vit_finetune.module import METRICS, ViTClassifier
 
 RESTART = "To start anew from its weights: fit --model.weights"
@@ -153,7 +154,7 @@ def _no_weights(model: ViTClassifier) -> str | None:
 
     file, name = model.hparams["weights"], model.hparams["name"]
     if file:
-        return None if Path(file).is_file() else f"--model.weights {file}: no such file."
+        return None if weights_path(file).is_file() else f"--model.weights {file}: no such file, nor is it 'embedded'."
     if not model.hparams["pretrained"]:
         return None
     try:

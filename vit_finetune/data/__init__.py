@@ -2,7 +2,8 @@
 
 from vit_finetune.data.base import ImageDataModule
 from vit_finetune.data.cifar10 import CIFAR10
+from vit_finetune.data.contours import Contours
 from vit_finetune.data.folder import ImageFolder
 from vit_finetune.data.shapes import Shapes
 
-__all__ = ["CIFAR10", "ImageDataModule", "ImageFolder", "Shapes"]
+__all__ = ["CIFAR10", "Contours", "ImageDataModule", "ImageFolder", "Shapes"]

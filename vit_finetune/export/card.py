@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from vit_finetune import checkpoints
+from vit_finetune import checkpoints, embedded
 from vit_finetune.data import ImageDataModule
 from vit_finetune.export.agreement import LIMIT, Agreement
 from vit_finetune.export.formats import FORMATS, Contract
@@ -196,6 +196,8 @@ def _licence(model: ViTClassifier) -> str:
     import timm
 
     name = model.hparams["name"]
+    if model.hparams["weights"] == embedded.KEYWORD:
+        return "Training started from the weights that come with vit_finetune, which are under Apache-2.0."
     if model.hparams["weights"]:
         return f"Training started from the file `{model.hparams['weights']}`; its licence applies to this one too."
     if not model.hparams["pretrained"]:

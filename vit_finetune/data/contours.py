@@ -1,0 +1,204 @@
+"""Generated pictures for pretraining: textured figures on textured grounds, each class a formula."""
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from vit_finetune.data.base import ImageDataModule
+from vit_finetune.data.pictures import MemoryPictures, PictureSet
+
+PIXELS = 32
+CHUNK = 2000  # pictures drawn at once, to bound memory
+WAVES = 3  # cosines in a formula
+
+
+class Contours(ImageDataModule):
+    """Figures and materials, 32 by 32 pixels in colour, to pretrain on without a photograph.
+
+    Formula-driven supervised learning (Kataoka et al. 2020, arXiv:2101.08515): telling the classes apart takes edges,
+    curves, textures and colours, figure and ground. One kind of class is an outline, a sum of cosines around a circle,
+    as the radial contours of Kataoka et al. 2022 (arXiv:2206.09132) and the visual atoms of Takashima et al. 2023
+    (arXiv:2303.01112) are, in any colours. The other kind is a material that fills the picture: a texture, which is a
+    sum of plane waves, in two colours. Place, size, rotation, stretch, shades, ground, light and noise are random.
+
+    Args:
+        outlines: Number of classes that are outlines.
+        materials: Number of classes that are materials.
+        train_size: Number of training pictures, validation included.
+        test_size: Number of test pictures.
+        turn: Largest rotation in either direction, in radians.
+        noise: Largest standard deviation of the pixel noise on a 0-1 scale.
+        seed: Decides formulas and pictures.
+        kwargs: Options of every data module, see :class:`ImageDataModule`.
+    """
+
+    def __init__(
+        self,
+        outlines: int = 40,
+        materials: int = 20,
+        train_size: int = 60_000,
+        test_size: int = 3_000,
+        turn: float = 0.8,
+        noise: float = 0.06,
+        seed: int = 0,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.outlines, self.materials = outlines, materials
+        self.train_size, self.test_size = train_size, test_size
+        self.turn, self.noise = turn, noise
+        self.seed = seed
+        self.class_names = [f"outline {i}" for i in range(outlines)] + [f"material {i}" for i in range(materials)]
+
+    def load(self, stage: str) -> dict[str, PictureSet]:
+        """Draws the pictures of a stage."""
+        if stage in ("fit", "validate"):
+            return self.hold_out(self._draw("train", self.train_size, 3 * self.seed + 1))
+        test = self._draw("test", self.test_size, 3 * self.seed + 2)
+        return {"test": test, "predict": test}
+
+    def _draw(self, split: str, count: int, seed: int) -> PictureSet:
+        formulas = Formulas.random(self.outlines, self.materials, torch.Generator().manual_seed(3 * self.seed))
+        generator = torch.Generator().manual_seed(seed)
+        labels = torch.arange(count) % (self.outlines + self.materials)
+        images = torch.cat([draw(chunk, formulas, self.turn, self.noise, generator) for chunk in labels.split(CHUNK)])
+        return MemoryPictures(images, labels, [f"{split}/{i:06d}" for i in range(count)])
+
+
+class Waves(NamedTuple):
+    """Sums of cosines; each field has the shape ``(N, WAVES)``."""
+
+    frequency: Tensor
+    amplitude: Tensor
+    angle: Tensor  # of an outline the phase, of a texture the direction
+
+    def at(self, index: Tensor) -> "Waves":
+        """Returns those of some pictures."""
+        return Waves(*(field[index] for field in self))
+
+    def terms(self) -> list[tuple[Tensor, ...]]:
+        """Returns frequency, amplitude and angle of each cosine, shaped to be applied to ``(N, H, W)``."""
+        return [tuple(field[:, k, None, None] for field in self) for k in range(WAVES)]
+
+
+class Formulas(NamedTuple):
+    """What makes the classes.
+
+    ``outline`` has ``hole`` beside it, shape ``(outlines,)``: the inner edge of a ring as a share of the outer one, 0
+    for none. ``texture`` has ``palette``, the two colours of a material, shape ``(materials, 2, 3, 1, 1)``.
+    """
+
+    outline: Waves
+    hole: Tensor
+    texture: Waves
+    palette: Tensor
+
+    @staticmethod
+    def random(outlines: int, materials: int, generator: torch.Generator) -> "Formulas":
+        """Draws the formulas."""
+
+        def uniform(low: float, high: float, *shape: int) -> Tensor:
+            return torch.rand(shape, generator=generator) * (high - low) + low
+
+        frequency = torch.randint(2, 8, (outlines, WAVES), generator=generator).float()
+        frequency[:, 0] = 2 + torch.arange(outlines) // 2 % 6  # the strongest wave: from two lobes to seven
+        amplitude = torch.tensor([0.6, 0.25, 0.15]) * uniform(0.5, 1.2, outlines, 1) / frequency[:, :1].sqrt()
+        outline = Waves(frequency, amplitude, uniform(0, 2 * math.pi, outlines, WAVES))
+        hole = uniform(-0.7, 0.7, outlines).clamp(min=0)  # about every second outline has none
+        return Formulas(outline, hole, random_textures(materials, generator), uniform(0, 1, materials, 2, 3, 1, 1))
+
+
+def random_textures(count: int, generator: torch.Generator) -> Waves:
+    """Draws plane waves of 0.8 to 8 periods across the picture: broad shades, stripes, dots and weaves."""
+    frequency = 0.8 * 10 ** torch.rand(count, WAVES, generator=generator)
+    amplitude = torch.rand(count, WAVES, generator=generator) ** 2
+    amplitude = amplitude / amplitude.sum(1, keepdim=True)
+    return Waves(frequency, amplitude, math.pi * torch.rand(count, WAVES, generator=generator))
+
+
+def draw(labels: Tensor, formulas: Formulas, turn: float, noise: float, generator: torch.Generator) -> Tensor:
+    """Draws one picture for each label.
+
+    Args:
+        labels: int64, shape ``(N,)``, outlines first.
+        formulas: What makes the classes.
+        turn: Largest rotation in radians.
+        noise: Largest standard deviation of the pixel noise on a 0-1 scale.
+        generator: Source of all randomness.
+
+    Returns:
+        uint8, shape ``(N, 3, 32, 32)``.
+    """
+    count = len(labels)
+
+    def uniform(low: float, high: float, *shape: int) -> Tensor:
+        return torch.rand(count, *shape, generator=generator) * (high - low) + low
+
+    radius, stretch, angle = uniform(0.5, 1.1, 1, 1), uniform(0.7, 1, 1, 1), uniform(-turn, turn, 1, 1)
+    axis = torch.linspace(-1, 1, PIXELS)
+    dx, dy = axis[None, None, :] - uniform(-0.3, 0.3, 1, 1), axis[None, :, None] - uniform(-0.3, 0.3, 1, 1)
+    x = (dx * angle.cos() + dy * angle.sin()) / radius
+    y = (dy * angle.cos() - dx * angle.sin()) / (radius * stretch)
+    inside = _coverage(x, y, labels, formulas, radius)[:, None]
+
+    waves, contrast, colours = _surfaces(labels, formulas, generator)
+    colours = colours + uniform(0, 0.3, 1, 1, 1, 1) * uniform(-1, 1, 4, 3, 1, 1)
+    figure = _texture(waves, angle, uniform(0.85, 1.18, 1, 1), generator)[:, None]
+    clutter = _texture(random_textures(count, generator), angle, uniform(0.4, 1, 1, 1), generator)[:, None]
+    figure = torch.lerp(colours[:, 0], colours[:, 1], figure * contrast)
+    ground = torch.lerp(colours[:, 2], colours[:, 3], clutter * uniform(0, 0.7, 1, 1, 1))
+    light = uniform(-0.25, 0.25, 1, 1, 1) * axis + uniform(-0.25, 0.25, 1, 1, 1) * axis[:, None]
+    pixels = torch.lerp(ground, figure, inside) + light
+    pixels = pixels + uniform(0, noise, 1, 1, 1) * torch.randn(pixels.shape, generator=generator)
+    return (pixels.clamp(0, 1) * 255).round().to(torch.uint8)
+
+
+def _surfaces(labels: Tensor, formulas: Formulas, generator: torch.Generator) -> tuple[Waves, Tensor, Tensor]:
+    """Texture, its contrast ``(N, 1, 1, 1)``, and two colours each of figure and ground ``(N, 4, 3, 1, 1)``.
+
+    A figure is brighter than its ground, or darker in every second class, so that there is contrast, and of both signs.
+    A material has the texture and the colours of its formula.
+    """
+    waves = random_textures(len(labels), generator)
+    contrast = torch.rand(len(labels), 1, 1, 1, generator=generator)
+    colours = torch.rand(len(labels), 4, 3, 1, 1, generator=generator) * 0.5
+    colours[:, :2] += 0.5
+    colours[labels % 2 == 1] = 1 - colours[labels % 2 == 1]
+
+    filled = labels >= len(formulas.hole)
+    material = labels[filled] - len(formulas.hole)
+    for field, formula in zip(waves, formulas.texture.at(material), strict=True):
+        field[filled] = formula
+    contrast[filled] = contrast[filled] / 2 + 0.5
+    colours[filled, :2] = formulas.palette[material]
+    return waves, contrast, colours
+
+
+def _coverage(x: Tensor, y: Tensor, labels: Tensor, formulas: Formulas, radius: Tensor) -> Tensor:
+    """Share of each pixel within the outline and outside its hole, antialiased; 1 everywhere for a material."""
+    outlines = len(formulas.hole)
+    index = labels.clamp(max=outlines - 1)
+    outline, hole = formulas.outline.at(index), formulas.hole[index, None, None]
+    around, distance = torch.atan2(y, x), torch.hypot(x, y)
+    edge = torch.ones(())
+    for frequency, amplitude, phase in outline.terms():
+        edge = edge + amplitude * (frequency * around + phase).cos()
+    edge = edge / (1 + outline.amplitude.sum(1))[:, None, None]  # at most 1
+    sharpness = radius * PIXELS / 2
+    outer = ((edge - distance) * sharpness + 0.5).clamp(0, 1)
+    inner = ((distance - hole * edge) * sharpness + 0.5).clamp(0, 1)
+    coverage = outer * torch.where(hole > 0, inner, 1)
+    return coverage.masked_fill((labels >= outlines)[:, None, None], 1)
+
+
+def _texture(waves: Waves, turn: Tensor, scale: Tensor, generator: torch.Generator) -> Tensor:
+    """Sum of plane waves, turned, scaled and with random phases: values from 0 to 1, shape ``(N, 32, 32)``."""
+    axis = torch.linspace(-1, 1, PIXELS)
+    value = torch.zeros(())
+    for frequency, amplitude, direction in waves.terms():
+        phase = 2 * math.pi * torch.rand(turn.shape, generator=generator)
+        across = (direction + turn).cos() * axis[None, None, :] + (direction + turn).sin() * axis[None, :, None]
+        value = value + amplitude * (math.pi * frequency * scale * across + phase).cos()
+    return 0.5 + 0.5 * torch.tanh(3 * value)

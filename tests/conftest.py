@@ -109,6 +109,23 @@ def cifar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return root
 
 
+@pytest.fixture
+def cifar100(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """CIFAR-100's own files with 1000 training and 20 test pictures, and checksums to match."""
+    base = tmp_path / "cifar" / "cifar-100-python"
+    base.mkdir(parents=True)
+    generator = np.random.default_rng(0)
+    sums = {}
+    for name, count in (("train", 1000), ("test", 20)):
+        pixels = generator.integers(0, 256, (count, 3072), dtype=np.uint8)
+        sums[name] = _write(base / name, {"data": pixels, "fine_labels": [i % 100 for i in range(count)]})
+    meta = _write(base / "meta", {"fine_label_names": [f"class{i}" for i in range(100)]})
+    monkeypatch.setattr(datasets.CIFAR100, "train_list", [["train", sums["train"]]])
+    monkeypatch.setattr(datasets.CIFAR100, "test_list", [["test", sums["test"]]])
+    monkeypatch.setattr(datasets.CIFAR100, "meta", {"filename": "meta", "key": "fine_label_names", "md5": meta})
+    return base.parent
+
+
 def _write(path: Path, entry: dict[str, Any]) -> str:
     content = pickle.dumps(entry)
     path.write_bytes(content)

@@ -7,7 +7,7 @@ import pytest
 import torch
 import yaml
 
-from tests.conftest import CPU, REPOSITORY, TINY_MODEL, only, scalars, weights
+from tests.conftest import CPU, REPOSITORY, TINY_MODEL, make_tree, only, scalars, weights
 from vit_finetune import ViTClassifier, main
 
 LADDERS = sorted((REPOSITORY / "configs" / "benchmark").glob("*.yaml"))
@@ -20,11 +20,15 @@ SHRINK = ["--trainer.max_epochs=1", "--trainer.limit_train_batches=2", "--traine
 
 
 @pytest.mark.parametrize("path", RUNNABLE, ids=lambda path: str(path.relative_to(REPOSITORY)))
-def test_config_runs(path: Path, cifar: Path, tmp_path: Path) -> None:
+def test_config_runs(path: Path, cifar: Path, cifar100: Path, tmp_path: Path) -> None:
     text = path.read_text()
+    if "lora_rank" in text:
+        pytest.importorskip("peft")
     generated = "data: Shapes" in text or "Contours" in text
     data = ["--data.train_size=200", "--data.val_fraction=0.1"] if generated else [f"--data.root={cifar}"]
     data += ["--data.outlines=4", "--data.materials=4"] if "Contours" in text else []
+    if "data: ImageFolder" in text:
+        data = [f"--data.root={make_tree(tmp_path / 'pictures', {'train': 6, 'val': 3})}"]
     main(["fit", f"--config={path}", *CPU, *SHRINK, *([] if generated else TINY_MODEL), *data, "--data.batch_size=4"])
     run = tmp_path / "runs" / path.stem
     assert only(run, "last.ckpt") and only(run, "best-*.ckpt")
@@ -42,10 +46,11 @@ def test_compile_runs_and_saves_plain_keys(cifar: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS, ids=lambda path: str(path.relative_to(REPOSITORY)))
-@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
-def test_overlay_fits_recipe(recipe: Path, overlay: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("recipe", ["cifar10", "from_scratch"])
+def test_overlay_fits_recipe(recipe: str, overlay: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two recipes stand for all; each of the others is parsed and run above."""
     with pytest.raises(SystemExit) as stop:
-        main(["fit", f"--config={recipe}", f"--config={overlay}", "--print_config"])
+        main(["fit", f"--config={REPOSITORY / 'configs' / recipe}.yaml", f"--config={overlay}", "--print_config"])
     assert stop.value.code in (0, None)
     printed = yaml.safe_load(capsys.readouterr().out)
     for section, options in yaml.safe_load(overlay.read_text()).items():

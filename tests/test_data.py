@@ -9,7 +9,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torchvision import datasets
 
 from tests.conftest import CPU, TINY_MODEL
-from vit_finetune import CIFAR10, Contours, Shapes, main
+from vit_finetune import CIFAR10, CIFAR100, Contours, Shapes, main
 from vit_finetune.data.contours import Formulas
 from vit_finetune.data.contours import draw as draw_contours
 from vit_finetune.data.pictures import EvenSampler, MemoryPictures, stratified_holdout
@@ -199,6 +199,17 @@ def test_linear_model_fails_on_shapes() -> None:
     x, labels = features("test")
     accuracy = ((x @ solution).argmax(1) == labels).double().mean()
     assert accuracy < 0.5
+
+
+def test_cifar100_brings_its_own_names(cifar100: Path) -> None:
+    data = CIFAR100(str(cifar100), val_fraction=0.5)
+    data.setup("fit")
+    assert data.class_names == [f"class{i}" for i in range(100)]
+    assert len(data.sets["train"]) == len(data.sets["val"]) == 500
+    data.setup("test")
+    assert data.sets["test"].images.shape == (20, 3, 32, 32)  # type: ignore[attr-defined]
+    assert "CIFAR-100 is missing" in (CIFAR100("nowhere", download=False).missing() or "")
+    assert "cifar-100-python.tar.gz" in (CIFAR100("nowhere", download=False).missing() or "")
 
 
 @pytest.mark.parametrize(

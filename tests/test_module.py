@@ -1,12 +1,14 @@
 """Metrics, losses and logs with exact values."""
 
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
+from lightning.pytorch.strategies import FSDPStrategy
 
-from tests.conftest import CPU, TINY, TINY_KWARGS, make_tree, scalars
+from tests.conftest import CPU, TINY, TINY_KWARGS, make_tree, only, scalars
 from vit_finetune import ViTClassifier, main
 from vit_finetune.scores import Scores
 
@@ -98,12 +100,32 @@ def test_logged_epoch_metrics_equal_a_hand_count(tmp_path: Path) -> None:
     "options",
     [["--model.grad_checkpointing=true"], ["--trainer.precision=bf16-true"], ["--trainer.gradient_clip_val=1"]]
     + [["--trainer.gradient_clip_val=1", "--trainer.precision=bf16-mixed"], ["--model.optimizer=sgd"]]
+    + [[f"--model.optimizer={name}"] for name in ("lion", "lamb", "muon", "adan", "nadamw")]
     + [["--trainer.precision=64-true"], ["--trainer.accumulate_grad_batches=2"]],
 )
 def test_variants_train(folder_args: list[str], tmp_path: Path, options: list[str]) -> None:
     main(["fit", *folder_args, *options])
     loss = scalars(tmp_path / "runs")["train/loss"][-1][1]
     assert 0.5 < loss < 2.0
+
+
+def test_early_stopping_keeps_the_right_files(folder_args: list[str], tmp_path: Path) -> None:
+    """A rate of zero never improves: two epochs without, after the first; best is the first, last the newest."""
+    options = ["--trainer.max_epochs=9", "--model.lr=0", "--model.min_lr=0", "--trainer.callbacks+=EarlyStopping"]
+    options += ["--trainer.callbacks.monitor=val/acc", "--trainer.callbacks.mode=max", "--trainer.callbacks.patience=2"]
+    main(["fit", *folder_args, *options])
+    last, best = (torch.load(only(tmp_path, name), weights_only=True) for name in ("last.ckpt", "best-*.ckpt"))
+    assert (best["epoch"], last["epoch"]) == (0, 2)
+
+
+def test_norm_clipping_under_fsdp_is_left_to_fsdp(echo: ViTClassifier) -> None:
+    """With the real strategy class; what it wraps needs CUDA and is stood in for."""
+    clipped: list[float] = []
+    strategy = FSDPStrategy.__new__(FSDPStrategy)
+    strategy._model = Namespace(clip_grad_norm_=clipped.append)  # type: ignore[assignment]
+    echo._trainer = Namespace(strategy=strategy)  # type: ignore[assignment]
+    echo.configure_gradient_clipping(None, 0.5, "norm")
+    assert clipped == [0.5]
 
 
 def test_no_end_is_refused(folder_args: list[str], fails: object) -> None:

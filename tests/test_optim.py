@@ -47,6 +47,19 @@ def test_layer_decay_scales_by_depth() -> None:
     assert rate["blocks.0.mlp.fc1.weight"] == 2 * rate["patch_embed.proj.weight"] == 2 * rate["pos_embed"]
 
 
+@pytest.mark.parametrize("layer_decay", [None, 0.5])
+def test_head_has_a_rate_of_its_own(layer_decay: float | None) -> None:
+    net = network()
+    rules = parameter_rules(net, 0.05, layer_decay, head_lr_scale=10.0)
+    optimizer = build_optimizer(net, rules, "adamw", 0.1, fused=False)
+    WarmupCosine(optimizer, steps=10, warmup=0.0, min_lr=0.0).step_update(0)
+    rate = {}
+    for group, names in zip(optimizer.param_groups, names_by_group(net, optimizer), strict=True):
+        rate |= dict.fromkeys(names, group["lr"])
+    assert rate["head.weight"] == rate["head.bias"] == pytest.approx(1.0)
+    assert rate["blocks.1.mlp.fc1.weight"] == pytest.approx(0.1 * (layer_decay or 1))
+
+
 def test_frozen_parameters_are_left_out() -> None:
     net = network()
     net.requires_grad_(False)

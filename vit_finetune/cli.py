@@ -168,7 +168,7 @@ class ViTCLI(LightningCLI):
             typed = self._options  # a config file or the environment may name one
         if typed.ckpt_path:
             self._parse_with_checkpoint(typed, args)
-        elif self.config["subcommand"] not in ("fit", "doctor", "check-data"):
+        elif self.config["subcommand"] not in ("fit", "doctor", "check-data", "tune"):
             raise MisconfigurationException(
                 f"{self.config['subcommand']} needs a trained model: --ckpt_path best, last, or a file."
             )
@@ -210,6 +210,15 @@ class ViTCLI(LightningCLI):
         torch.set_float32_matmul_precision(options.matmul_precision)
         if options.auto_precision and options.trainer.precision is None:
             options.trainer.precision = "bf16-mixed" if preflight.has_bf16_units() else "32-true"
+
+    def instantiate_classes(self) -> None:
+        """Builds data, model and trainer; what a data set refuses keeps its own message."""
+        try:
+            super().instantiate_classes()
+        except ValueError as error:  # jsonargparse's, around whatever a class raises
+            if isinstance(error.__cause__, MisconfigurationException):
+                raise error.__cause__ from None
+            raise
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Builds the Trainer with the run folder and the callbacks that every run has."""
@@ -270,6 +279,12 @@ class ViTCLI(LightningCLI):
         forecast = memory.of_fit(self.trainer, self.model.hparams, len(names), self.datamodule.batch_size)
         print(f"{'memory':13s} forecast for each device: {forecast}")
         print("fit        nothing stands in the way", flush=True)
+
+    def before_tune(self) -> None:
+        """Runs the checks of ``fit``: a trial is one, from the beginning."""
+        if self.checkpoint is not None:
+            raise MisconfigurationException("tune starts as a fresh fit does: --model.weights instead of --ckpt_path.")
+        self.before_fit()
 
     def before_fit(self) -> None:
         """Refuses what cannot work; in one process only, the others would say the same."""

@@ -5,12 +5,13 @@ from typing import Literal
 
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from vit_finetune.data import ImageDataModule
 from vit_finetune.module import ViTClassifier
 from vit_finetune.names import unused
 
-EXTRA_COMMANDS = ("doctor", "export", "check-data")
+EXTRA_COMMANDS = ("doctor", "export", "check-data", "tune")
 
 
 class ViTTrainer(Trainer):
@@ -95,6 +96,43 @@ class ViTTrainer(Trainer):
         print(f"\nproblems {found.problems}, notes {len(found.findings) - found.problems}; see {folder}", flush=True)
         if found.problems:
             raise SystemExit(1)
+
+    def tune(
+        self,
+        model: ViTClassifier,
+        datamodule: ImageDataModule,
+        ckpt_path: str | None = None,
+        what: Literal["lr", "batch_size"] = "lr",
+        low: float = 1e-6,
+        high: float = 1e-1,
+        steps: int = 100,
+        largest: int = 1024,
+    ) -> None:
+        """Find a learning rate or a batch size by short trials, and print the option to paste.
+
+        The weights of the trials are thrown away. For the rate, one run raises it at every step; the loss is drawn
+        into lr.png in the folder of runs, and a tenth of the rate where it is least is suggested. For the batch size,
+        batches are doubled until they do not fit into the memory of a GPU any more; on a CPU set --largest.
+
+        Args:
+            model: The model that would be trained.
+            datamodule: The data that it would be trained on.
+            ckpt_path: Refused: trials start as a fresh fit does, from --model.weights for example.
+            what: What to look for, lr or batch_size.
+            low: Smallest learning rate to try.
+            high: Largest learning rate to try.
+            steps: Optimiser steps from low to high.
+            largest: Largest batch size to try, a power of two.
+        """
+        from vit_finetune import tuning
+
+        if what == "batch_size":
+            size = tuning.find_batch_size(self, model, datamodule, largest)
+            rank_zero_only(print)(f"--data.batch_size {size}", flush=True)
+            return
+        picture = unused(Path(self.default_root_dir) / "lr.png")
+        rate = tuning.find_rate(self, model, datamodule, tuning.RateSweep(low, high, steps), picture)
+        rank_zero_only(print)(f"--model.lr {rate:.1e}    (drawn in {picture})", flush=True)
 
 
 setattr(ViTTrainer, "check-data", ViTTrainer.check_data)  # commands are found by their name, which has a hyphen

@@ -7,13 +7,15 @@ from typing import Any
 
 import torch.nn.functional as F
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch import LightningModule
+from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.plugins.precision import MixedPrecision
+from lightning.pytorch.strategies import FSDPStrategy
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 
 import vit_finetune
 from vit_finetune import calibration, checkpoints
+from vit_finetune.callbacks.average import WeightAverage
 from vit_finetune.data.pictures import Batch
 from vit_finetune.hparams import make_plain
 from vit_finetune.preprocess import Preprocess
@@ -45,7 +47,7 @@ class ViTClassifier(LightningModule):
         label_smoothing: Share of the training target that is spread over all classes. Validation and test loss are
             plain cross-entropy.
         optimizer: Any optimiser of timm.
-        lr: Peak learning rate of the head.
+        lr: Peak learning rate; with layer_decay that of the head, with each block below at a lower one.
         lr_for_batch: The global batch that lr is meant for. Another one (per device times devices times accumulation)
             scales it: by the ratio for sgd and its relatives, by the square root of the ratio for adaptive optimisers.
             By default lr is taken as it is.
@@ -53,9 +55,15 @@ class ViTClassifier(LightningModule):
         layer_decay: Factor on the learning rate from each block to the one below it; null for one rate.
         warmup: Share of all optimiser steps spent on linear warm-up.
         min_lr: Learning rate at the end of the cosine.
+        head_lr_scale: One more factor on the learning rate of the head.
         freeze_backbone: Train the head only.
+        unfreeze_by: Train the head alone in the first epoch, let the blocks join from the top down in equal shares an
+            epoch, and train everything from this epoch on, counted from 0.
+        lora_rank: Train the head and updates of this rank to the attention matrices only (LoRA); 8 is usual.
         grad_checkpointing: Compute activations twice instead of keeping them: less memory, more time.
         compile: Compile the network with torch.compile; takes minutes before the first step.
+        ema: Decay of a moving average of the weights, such as 0.999, below 1. The average is what is validated, kept
+            as best and last, tested and exported. By default there is none.
     """
 
     net: nn.Module | None
@@ -84,9 +92,13 @@ class ViTClassifier(LightningModule):
         layer_decay: float | None = 0.75,
         warmup: float = 0.1,
         min_lr: float = 1e-6,
+        head_lr_scale: float = 1.0,
         freeze_backbone: bool = False,
+        unfreeze_by: int | None = None,
+        lora_rank: int | None = None,
         grad_checkpointing: bool = False,
         compile: bool = False,
+        ema: float | None = None,
     ) -> None:
         super().__init__()
         self.save_hyperparameters(logger=False)
@@ -94,6 +106,7 @@ class ViTClassifier(LightningModule):
         self.fresh = True  # False when a checkpoint is about to fill the network, so that no weights are fetched for it
         self.net = None
         self.temperature = 1.0  # see calibration.py
+        self.average: WeightAverage | None = None
         self.window = TrainWindow()
 
     @classmethod
@@ -181,7 +194,11 @@ class ViTClassifier(LightningModule):
             network.load_local_weights(net, h.weights)
         if h.freeze_backbone:
             network.freeze_backbone(net)
-        self._rules = optim.parameter_rules(net, h.weight_decay, h.layer_decay)
+        if h.lora_rank:
+            from vit_finetune import lora
+
+            lora.add(net, h.lora_rank)
+        self._rules = optim.parameter_rules(net, h.weight_decay, h.layer_decay, h.head_lr_scale)
         if h.grad_checkpointing:
             net.set_grad_checkpointing(True)  # type: ignore[operator]
         if self.device_mesh is not None:
@@ -212,12 +229,36 @@ class ViTClassifier(LightningModule):
         """Calibrated probabilities, float32 of the shape of the logits; see :mod:`vit_finetune.calibration`."""
         return (logits.float() / self.temperature).softmax(-1)
 
+    def merge_lora(self) -> None:
+        """Folds the updates of ``lora_rank`` into the weights: the same answers from a plain network, for export."""
+        if self.hparams["lora_rank"]:
+            from vit_finetune import lora
+
+            assert self.net is not None
+            lora.merge(self.net)
+            self.hparams["lora_rank"] = None
+
     # Training
+
+    def configure_callbacks(self) -> list[Callback]:
+        """Callbacks that belong to options of the model; asked for by the Trainer before each command."""
+        own: list[Callback] = []
+        if self.trainer.state.fn == "fit" and self.hparams["unfreeze_by"]:
+            from vit_finetune.callbacks.unfreeze import GradualUnfreeze
+
+            own.append(GradualUnfreeze(self.hparams["unfreeze_by"]))
+        if self.trainer.state.fn == "fit" and self.hparams["ema"] is not None:
+            self.average = WeightAverage(self.hparams["ema"])
+            own.append(self.average)
+        return own
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Returns the loss; metrics are fed once per logging interval, which keeps the step free of their cost."""
         logits = self(batch["image"]).float()
-        loss = F.cross_entropy(logits, batch["label"], label_smoothing=self.hparams["label_smoothing"])
+        target = (
+            batch["target"] if "target" in batch else batch["label"]
+        )  # shares of the classes where pictures are mixed
+        loss = F.cross_entropy(logits, target, label_smoothing=self.hparams["label_smoothing"])
         self.window.add(loss, logits, batch["label"])
         every = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
         if self.trainer.is_last_batch or (every and (batch_idx + 1) % every == 0):
@@ -290,6 +331,22 @@ class ViTClassifier(LightningModule):
     def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
         """Sets the rate for the next optimiser step."""
         scheduler.step_update(self.global_step)
+
+    def configure_gradient_clipping(
+        self, optimizer: Any, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
+    ) -> None:
+        """Clips as the Trainer does, except by norm where parameters are cut up in a way that it cannot add up."""
+        strategy, by_norm = self.trainer.strategy, gradient_clip_val and gradient_clip_algorithm != "value"
+        if by_norm and isinstance(strategy, FSDPStrategy):
+            strategy.model.clip_grad_norm_(gradient_clip_val)  # type: ignore[operator,union-attr]
+        elif by_norm and self.device_mesh is not None and self.device_mesh["tensor_parallel"].size() > 1:
+            from vit_finetune import parallel
+
+            assert self.net is not None
+            assert gradient_clip_val is not None
+            parallel.clip_norm(self.net, gradient_clip_val)
+        else:
+            self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
 
     # Evaluation
 
@@ -368,6 +425,8 @@ class ViTClassifier(LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Adds what makes the file usable by itself: classes, input format, which pictures were trained on."""
+        if self.average is not None:
+            self.average.enter(checkpoint)
         datamodule = getattr(self.trainer, "datamodule", None)
         checkpoint["vit_finetune"] = {
             "version": vit_finetune.__version__,

@@ -11,11 +11,15 @@ from timm.scheduler import CosineLRScheduler
 from torch import nn
 from torch.optim import Optimizer
 
+from vit_finetune.network import head_names
+
 Rule = dict[str, float]
-"""``weight_decay`` of a parameter and, with layer decay, ``lr_scale``."""
+"""``weight_decay`` of a parameter and, with layer decay or another rate for the head, ``lr_scale``."""
 
 
-def parameter_rules(net: nn.Module, weight_decay: float, layer_decay: float | None) -> dict[str, Rule]:
+def parameter_rules(
+    net: nn.Module, weight_decay: float, layer_decay: float | None, head_lr_scale: float = 1.0
+) -> dict[str, Rule]:
     """Decides by timm's own rules how each trainable parameter is decayed and scaled.
 
     Norms, biases, class tokens and position embeddings are not decayed (timm's ``no_weight_decay``). With layer decay,
@@ -25,6 +29,7 @@ def parameter_rules(net: nn.Module, weight_decay: float, layer_decay: float | No
         net: The timm network, before a strategy shards it: afterwards names and shapes say less.
         weight_decay: For weight matrices.
         layer_decay: Factor on the rate from each block to the one below it; ``None`` for one rate.
+        head_lr_scale: Factor on the rate of the head.
 
     Returns:
         The rule of each trainable parameter by its name.
@@ -37,11 +42,16 @@ def parameter_rules(net: nn.Module, weight_decay: float, layer_decay: float | No
             net, weight_decay, no_weight_decay_list=spared, layer_decay=layer_decay
         )
     names = {parameter: name for name, parameter in net.named_parameters()}
-    return {
+    rules = {
         names[parameter]: {key: value for key, value in group.items() if key != "params"}
         for group in groups
         for parameter in group["params"]
     }
+    if head_lr_scale != 1:
+        for name, rule in rules.items():
+            if name.startswith(head_names(net)):
+                rule["lr_scale"] = rule.get("lr_scale", 1.0) * head_lr_scale
+    return rules
 
 
 def build_optimizer(net: nn.Module, rules: dict[str, Rule], name: str, lr: float, fused: bool) -> Optimizer:

@@ -47,14 +47,14 @@ def check_fit(
     """
     from vit_finetune import network
 
-    problems = [_unsafe_lightning(), *_unknown_metrics(trainer), _no_compiler(trainer, model)]
+    problems = [_unsafe_lightning(), *_unknown_metrics(trainer), _no_compiler(trainer, model), *_unfit(trainer, model)]
     try:
         size = network.parameter_bytes(model.hparams)
-        problems.append(_no_room(trainer, size))
+        problems.append(_no_room(trainer, size, averaged=model.hparams["ema"] is not None))
     except MisconfigurationException as error:
         problems.append(str(error))
     if checkpoint is not None:
-        problems.append(_cannot_resume(trainer, path, checkpoint))
+        problems += [_cannot_resume(trainer, path, checkpoint), _average_dropped(model, checkpoint)]
     else:
         problems += [_occupied(trainer), _no_weights(model)]
     problems.append(data.missing())
@@ -140,6 +140,12 @@ def _cannot_resume(trainer: Trainer, path: Path | None, checkpoint: dict[str, An
     return None
 
 
+def _average_dropped(model: ViTClassifier, checkpoint: dict[str, Any]) -> str | None:
+    if "training_weights" in checkpoint and model.hparams["ema"] is None:
+        return "The run keeps a moving average of its weights and cannot go on without: leave --model.ema out."
+    return None
+
+
 def _occupied(trainer: Trainer) -> str | None:
     if trainer.log_dir and (Path(trainer.log_dir) / "config.yaml").exists():
         return (
@@ -191,6 +197,35 @@ def _unknown_metrics(trainer: Trainer) -> list[str]:
     return problems
 
 
+def _unfit(trainer: Trainer, model: ViTClassifier) -> list[str | None]:
+    """Options of the model that are out of range, or that the strategy or another option rules out."""
+    h: Any = model.hparams
+    problems: list[str | None] = []
+    if h.ema is not None and not 0 <= h.ema < 1:
+        problems.append(f"--model.ema is {h.ema}; it must be at least 0 and below 1, such as 0.999.")
+    problems += [
+        f"--model.{name} is {h[name]}; it must be at least 1, or null."
+        for name in ("unfreeze_by", "lora_rank")
+        if h[name] is not None and h[name] < 1
+    ]
+    chosen = [f"--model.{name}" for name in ("freeze_backbone", "unfreeze_by", "lora_rank") if h[name]]
+    if len(chosen) > 1:
+        problems.append(f"{' and '.join(chosen)} contradict each other; choose one.")
+    if h.ema is not None and isinstance(trainer.strategy, FSDPStrategy):
+        problems.append("--model.ema cannot follow FSDP's flat parameters; use configs/strategy/fsdp2.yaml, or ddp.")
+    if h.unfreeze_by and isinstance(trainer.strategy, (FSDPStrategy, ModelParallelStrategy)):
+        problems.append(
+            "--model.unfreeze_by works on one device and with ddp; sharded optimisers cannot resume half frozen."
+        )
+    if h.lora_rank:
+        from vit_finetune import lora
+
+        problems.append(lora.missing())
+        if isinstance(trainer.strategy, ModelParallelStrategy) and trainer.strategy._tensor_parallel_size != 1:
+            problems.append("--model.lora_rank cannot be cut for tensor parallel: tensor_parallel_size 1.")
+    return problems
+
+
 def _no_compiler(trainer: Trainer, model: ViTClassifier) -> str | None:
     on_cpu = trainer.strategy.root_device.type == "cpu"
     if model.hparams["compile"] and on_cpu and not cpp_compiler():
@@ -198,14 +233,17 @@ def _no_compiler(trainer: Trainer, model: ViTClassifier) -> str | None:
     return None
 
 
-def _no_room(trainer: Trainer, weights: int) -> str | None:
-    """Room for the best weights and two full states, of which one is being written; each is three times the weights."""
+def _no_room(trainer: Trainer, weights: int, averaged: bool) -> str | None:
+    """Room for the best weights and two full states, of which one is being written.
+
+    Each is three times the weights, four times with a moving average.
+    """
     folder = Path(trainer.log_dir or trainer.default_root_dir).absolute()
     while not folder.exists():
         folder = folder.parent
     if not os.access(folder, os.W_OK):
         return f"{folder} cannot be written to; choose another folder with --trainer.default_root_dir."
-    free, needed = shutil.disk_usage(folder).free, 7 * weights
+    free, needed = shutil.disk_usage(folder).free, (9 if averaged else 7) * weights
     if trainer.checkpoint_callbacks and free < needed:
         return (
             f"{folder} has {free / 1e9:.1f} GB free; checkpoints take {needed / 1e9:.1f} GB. Make room, choose another "

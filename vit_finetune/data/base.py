@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ from lightning.pytorch import LightningDataModule
 from lightning.pytorch.trainer.states import TrainerFn
 from torch.utils.data import DataLoader, get_worker_info
 
-from vit_finetune.augment import shift_and_flip
+from vit_finetune.augment import each_picture, shift_and_flip
 from vit_finetune.data.pictures import (
     Batch,
     EvenSampler,
@@ -37,6 +37,14 @@ class ImageDataModule(LightningDataModule):
         split_seed: Decides which pictures are held out; independent of ``--seed_everything``.
         shift: Augmentation: largest random move in each direction, as a share of the picture.
         flip: Augmentation: mirror every second training picture.
+        auto_augment: Augmentation: colours, contrast, rotation and so on, drawn for each picture: trivial
+            (TrivialAugment Wide) or rand (RandAugment).
+        erase: Augmentation: probability that a rectangle of the picture becomes grey.
+        mixup: Augmentation: blend each picture and its target with another one's, in shares from Beta(mixup, mixup);
+            0.2 is usual, 0 is off.
+        cutmix: Augmentation: paste a box of another picture, in shares from Beta(cutmix, cutmix); 1.0 is usual, 0 is
+            off. With mixup too, each batch draws one of the two. Training accuracy under mixing counts the class that
+            has the larger share.
     """
 
     def __init__(
@@ -47,6 +55,10 @@ class ImageDataModule(LightningDataModule):
         split_seed: int = 0,
         shift: float = 0.125,
         flip: bool = True,
+        auto_augment: Literal["trivial", "rand"] | None = None,
+        erase: float = 0.0,
+        mixup: float = 0.0,
+        cutmix: float = 0.0,
     ) -> None:
         super().__init__()
         self.save_hyperparameters(logger=False)  # of the subclass too
@@ -56,6 +68,9 @@ class ImageDataModule(LightningDataModule):
             ("num_workers", num_workers or 0, 0, None),
             ("val_fraction", val_fraction, 0, 1),
             ("shift", shift, 0, 0.99),
+            ("erase", erase, 0, 1),
+            ("mixup", mixup, 0, None),
+            ("cutmix", cutmix, 0, None),
         ):
             if value < low or (high is not None and value > high):
                 limits = f"at least {low}" if high is None else f"between {low} and {high}"
@@ -65,6 +80,8 @@ class ImageDataModule(LightningDataModule):
         self.val_fraction = val_fraction
         self.split_seed = split_seed
         self.shift, self.flip = shift, flip
+        self.augment_each = each_picture(auto_augment, erase) if auto_augment or erase else None
+        self.mixup, self.cutmix = mixup, cutmix
         self.class_names: list[str] | None = None
         self.sets: dict[str, PictureSet] = {}
 
@@ -181,7 +198,18 @@ class ImageDataModule(LightningDataModule):
         """
         _seed_device(batch["image"].device, _seed(step, rank))
         batch["image"] = shift_and_flip(batch["image"], self.shift, self.flip)
+        if self.augment_each is not None:
+            batch["image"] = self.augment_each(batch["image"])
+        if self.mixup or self.cutmix:
+            self._mix(batch)
         return batch
+
+    def _mix(self, batch: Batch) -> None:
+        from vit_finetune import mixing
+
+        images, labels, classes = batch["image"], batch["label"], len(self.class_names or [])
+        batch["image"], batch["target"] = mixing.mix(images, labels, self.mixup, self.cutmix, classes)
+        batch["label"] = batch["target"].argmax(1)
 
 
 def _hand_over(batch: Batch) -> Batch:

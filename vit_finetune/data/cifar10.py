@@ -1,4 +1,4 @@
-"""CIFAR-10 as published: 50,000 training and 10,000 test pictures of 32 by 32 pixels."""
+"""CIFAR-10 and CIFAR-100 as published: 50,000 training and 10,000 test pictures of 32 by 32 pixels."""
 
 import os
 import socket
@@ -33,11 +33,15 @@ class CIFAR10(ImageDataModule):
         kwargs: Options of every data module, see :class:`ImageDataModule`.
     """
 
+    published: type[datasets.CIFAR10] = datasets.CIFAR10
+    title = "CIFAR-10"
+    names: list[str] | None = NAMES
+
     def __init__(self, root: str = "data", download: bool = True, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.root = Path(root)
         self.download = download
-        self.class_names = NAMES
+        self.class_names = self.names
         self._verified = False
 
     def missing(self) -> str | None:
@@ -47,7 +51,7 @@ class CIFAR10(ImageDataModule):
         if not self.download:
             return self._explain("--data.download is off")
         try:
-            with urllib.request.urlopen(urllib.request.Request(datasets.CIFAR10.url, method="HEAD"), timeout=TIMEOUT):
+            with urllib.request.urlopen(urllib.request.Request(self.published.url, method="HEAD"), timeout=TIMEOUT):
                 return None
         except OSError as error:
             return self._explain(f"its server is out of reach ({error})")
@@ -69,9 +73,9 @@ class CIFAR10(ImageDataModule):
         try:
             self.root.mkdir(parents=True, exist_ok=True)
             # Two runs started at once must not write the same files; the second finds the work done.
-            with FileLock(self.root / ".cifar10.lock"), _impatient_sockets():
+            with FileLock(self.root / f".{self.published.base_folder}.lock"), _impatient_sockets():
                 if not self._complete():
-                    datasets.CIFAR10(os.fspath(self.root), download=True)
+                    self.published(os.fspath(self.root), download=True)
         except (OSError, RuntimeError) as error:  # no network, a proxy's page instead of the archive, a full disk
             raise MisconfigurationException(self._explain(f"the download failed ({error})")) from error
 
@@ -84,9 +88,10 @@ class CIFAR10(ImageDataModule):
 
     def _read(self, train: bool) -> PictureSet:
         try:
-            published = datasets.CIFAR10(os.fspath(self.root), train=train)
+            published = self.published(os.fspath(self.root), train=train)
         except RuntimeError as error:
             raise MisconfigurationException(self._explain("it was not prepared")) from error
+        self.class_names = self.class_names or list(published.classes)
         images = torch.from_numpy(published.data).permute(0, 3, 1, 2).contiguous()
         split = "train" if train else "test"
         return MemoryPictures(images, torch.tensor(published.targets), [f"{split}/{i:05d}" for i in range(len(images))])
@@ -94,24 +99,35 @@ class CIFAR10(ImageDataModule):
     def _complete(self) -> bool:
         if not self._verified:
             try:
-                datasets.CIFAR10(os.fspath(self.root))
+                self.published(os.fspath(self.root))
             except RuntimeError:  # a file is missing or its checksum is wrong
                 return False
             self._verified = True
         return True
 
     def _explain(self, reason: str) -> str:
-        found = [
-            path.name
-            for path in (self.root / "cifar-10-python.tar.gz", self.root / "cifar-10-batches-py")
-            if path.exists()
-        ]
-        state = f"has {' and '.join(found)}, incomplete or damaged" if found else "has no cifar-10-batches-py"
+        archive, folder = self.published.filename, self.published.base_folder
+        found = [name for name in (archive, folder) if (self.root / name).exists()]
+        state = f"has {' and '.join(found)}, incomplete or damaged" if found else f"has no {folder}"
         return (
-            f"CIFAR-10 is missing: --data.root {self.root} {state}, and {reason}. Either delete what is damaged and "
-            f"start again with a network, or unpack the published cifar-10-python.tar.gz into {self.root}. Without any "
+            f"{self.title} is missing: --data.root {self.root} {state}, and {reason}. Either delete what is damaged "
+            f"and start again with a network, or unpack the published {archive} into {self.root}. Without any "
             "download: fit --config configs/quickstart.yaml"
         )
+
+
+class CIFAR100(CIFAR10):
+    """CIFAR-100 (Krizhevsky 2009) with its 100 fine classes, downloaded once and checked like CIFAR-10.
+
+    Args:
+        root: Folder that holds ``cifar-100-python`` or receives it (169 MB).
+        download: Download the data set when it is missing.
+        kwargs: Options of every data module, see :class:`ImageDataModule`.
+    """
+
+    published = datasets.CIFAR100
+    title = "CIFAR-100"
+    names = None  # the published ones, read with the pictures
 
 
 @contextmanager

@@ -11,7 +11,8 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 Batch = dict[str, Any]
 """``image`` uint8 ``(B, 3, H, W)``; ``label`` int64 ``(B,)``, -1 where unknown; ``index`` int64 ``(B,)``, the picture's
 position in its set, -1 for a filler that only evens out the work of several processes. Files to predict also have
-``error``, a list of ``None`` or text, see :class:`vit_finetune.data.files.PicturesToPredict`."""
+``error``, a list of ``None`` or text, see :class:`vit_finetune.data.files.PicturesToPredict`. A training batch that was
+mixed has ``target``, float32 ``(B, C)``; its ``label`` is the class with the largest share."""
 
 UNKNOWN = -1
 

@@ -48,6 +48,7 @@ def export(
     _refuse(chosen, name, target, data, batch_sizes)
     model = load(checkpoint, configured)
     probabilities, labels = agreement.reference(model, data)
+    model.merge_lora()
     model.eval().requires_grad_(False)
     held_out = data.sets["val"]
     pictures = held_out.images_at(torch.arange(min(32, len(held_out))))

@@ -1,0 +1,63 @@
+"""Which parts of the network move in which epoch, at which rate, also after a resume and on several processes."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from tests.conftest import CPU, TINY_MODEL, equal, make_tree, only, weights
+from vit_finetune import main
+
+PARTS = {"patch_embed": set[int](), "blocks.0": set[int](), "blocks.1": set[int](), "norm": set[int](), "head": set()}
+
+
+class Movement(Callback):
+    """Notes for each part of the network the epochs in which it changes."""
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        for epochs in PARTS.values():
+            epochs.clear()
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.before = {name: weight.detach().clone() for name, weight in pl_module.net.named_parameters()}  # type: ignore[union-attr]
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        for name, weight in pl_module.net.named_parameters():  # type: ignore[union-attr]
+            for part, epochs in PARTS.items():
+                if name.startswith(part) and not torch.equal(weight, self.before[name]):
+                    epochs.add(trainer.current_epoch)
+
+
+class StopAfterTwo(Callback):
+    """Ends the run after two epochs."""
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        trainer.should_stop = trainer.current_epoch == 1
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> list[str]:
+    tree = make_tree(tmp_path / "pictures", {"train": 4, "val": 1}, side=32)
+    data = ["--data=ImageFolder", f"--data.root={tree}", "--data.batch_size=4"]
+    return [*TINY_MODEL, *CPU, *data, "--trainer.max_epochs=4", "--model.unfreeze_by=2", "--model.lr=0.01"]
+
+
+def test_blocks_join_from_the_top(options: list[str]) -> None:
+    main(["fit", *options, "--trainer.callbacks+=tests.test_unfreeze.Movement"])
+    assert {
+        "head": {0, 1, 2, 3},
+        "norm": {1, 2, 3},
+        "blocks.1": {1, 2, 3},
+        "blocks.0": {2, 3},
+        "patch_embed": {2, 3},
+    } == PARTS
+
+
+def test_resumed_equals_uninterrupted(options: list[str], tmp_path: Path) -> None:
+    options += ["--model.ema=0.9", "--trainer.gradient_clip_val=1"]
+    main(["fit", *options, "--experiment=whole"])
+    main(["fit", *options, "--experiment=parts", "--trainer.callbacks=tests.test_unfreeze.StopAfterTwo"])
+    last = only(tmp_path / "runs" / "parts", "last.ckpt")
+    main(["fit", *options, f"--ckpt_path={last}"])
+    assert equal(weights(only(tmp_path / "runs" / "whole", "last.ckpt")), weights(last))

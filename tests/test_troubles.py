@@ -19,6 +19,17 @@ from tests.conftest import CPU, TINY, equal, make_tree, only, scalars, weights
 from vit_finetune import CIFAR10, ImageFolder, Shapes, ViTClassifier, main
 
 
+def test_every_case_has_a_test() -> None:
+    """The table names files and functions that exist."""
+    rows = [line for line in (Path(__file__).parent / "TROUBLES.md").read_text().splitlines() if line.startswith("| R")]
+    assert len(rows) == 64
+    for row in rows:
+        named = re.findall(r"`([\w/]+\.py)::(\w+)`", row)
+        assert named, row
+        for file, function in named:
+            assert f"def {function}(" in (Path(__file__).parent / file).read_text(), (file, function)
+
+
 def options_of(cls: type) -> set[str]:
     """Names of the constructor's options, those of the base classes included."""
     return {
@@ -155,6 +166,20 @@ def test_shared_checkpoint_folder_says_what_it_wrote(
     names = [path.name for path in Path("kept").iterdir()]
     assert not [name for name in names if re.search(r"-v\d", name)]
     assert capsys.readouterr().out.count("kept/best-") == 2
+
+
+def test_a_short_last_window_is_an_average_too(folder_args: list[str], tmp_path: Path) -> None:
+    """Five batches: a window of eight takes the step that a window of five takes; of two, three steps."""
+    plain = ["--model.optimizer=sgd", "--model.warmup=0", "--data.flip=false", "--data.shift=0", "--model.lr=0.1"]
+    ends = {}
+    for window, steps in ((5, 1), (8, 1), (2, 3)):
+        run = f"--experiment=w{window}"
+        main(["fit", *folder_args, *plain, f"--trainer.accumulate_grad_batches={window}", run])
+        last = only(tmp_path / "runs" / f"w{window}", "last.ckpt")
+        assert torch.load(last, weights_only=True)["global_step"] == steps
+        ends[window] = weights(last)
+    assert all(torch.allclose(ends[5][key], ends[8][key], atol=1e-6) for key in ends[5])
+    assert not equal(ends[5], ends[2])
 
 
 def test_deterministic_mode_runs_and_agrees(folder_args: list[str], tmp_path: Path) -> None:

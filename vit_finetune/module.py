@@ -255,15 +255,24 @@ class ViTClassifier(LightningModule):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Returns the loss; metrics are fed once per logging interval, which keeps the step free of their cost."""
         logits = self(batch["image"]).float()
-        target = (
-            batch["target"] if "target" in batch else batch["label"]
-        )  # shares of the classes where pictures are mixed
+        # Under mixing the targets are shares of the classes.
+        target = batch["target"] if "target" in batch else batch["label"]
         loss = F.cross_entropy(logits, target, label_smoothing=self.hparams["label_smoothing"])
         self.window.add(loss, logits, batch["label"])
         every = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
         if self.trainer.is_last_batch or (every and (batch_idx + 1) % every == 0):
             self.window.log(self, self.train_scores, self.global_step)
-        return loss
+        weight = self._window_weight(batch_idx)
+        return loss if weight == 1 else loss * weight
+
+    def _window_weight(self, batch_idx: int) -> float:
+        """Makes the last optimiser step of an epoch an average too, where fewer batches than usual are left for it.
+
+        Lightning divides every loss by ``accumulate_grad_batches``, however many batches follow.
+        """
+        window, batches = self.trainer.accumulate_grad_batches, int(self.trainer.num_training_batches)
+        rest = batches % window
+        return window / rest if rest and batch_idx >= batches - rest else 1.0
 
     def on_train_start(self) -> None:
         """Gives the schedule its length, and lets what was typed win over the optimiser state of a checkpoint."""

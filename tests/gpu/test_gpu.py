@@ -44,6 +44,13 @@ def test_overlay_trains_and_its_file_loads_on_a_cpu(overlay: str, options: list[
     main(["validate", f"--ckpt_path={last}", "--trainer.accelerator=cpu", "--experiment=cpu"])
 
 
+def test_mixed_precision_keeps_32_bits_under_fsdp(options: list[str], tmp_path: Path) -> None:
+    main(["fit", *options, "--trainer.strategy=fsdp", "--trainer.precision=bf16-mixed"])
+    assert {value.dtype for value in weights(only(tmp_path, "last.ckpt")).values() if value.is_floating_point()} == {
+        torch.float32
+    }
+
+
 def test_deterministic_runs_agree(options: list[str], tmp_path: Path) -> None:
     for name in ("one", "two"):
         main(["fit", *options, "--trainer.deterministic=true", f"--experiment={name}"])

@@ -104,9 +104,10 @@ def test_mistake_in_a_config_file(tmp_path: Path, fails: Callable[..., str]) -> 
     assert "learning_rate" in fails("fit", "--config=wrong.yaml")
 
 
-@pytest.mark.parametrize("command", ["validate", "test", "predict"])
+@pytest.mark.parametrize("command", ["validate", "test", "predict", "export"])
 def test_evaluation_needs_a_checkpoint(command: str, fails: Callable[..., str]) -> None:
-    assert f"{command} needs a trained model: --ckpt_path best, last, or a file" in fails(command, *TINY)
+    for given in ([], ["--ckpt_path=restart"]):
+        assert f"{command} needs a trained model: --ckpt_path best, last, or a file" in fails(command, *TINY, *given)
 
 
 def test_offline_start_names_everything_that_is_missing(

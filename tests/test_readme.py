@@ -1,19 +1,27 @@
 """The README's commands are real: options parse, files exist, modules import."""
 
 import importlib
+import os
 import re
 import shlex
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import REPOSITORY
+from tests.conftest import CPU, REPOSITORY, TINY_MODEL
 from vit_finetune import main
+from vit_finetune.benchmark import ladder
+from vit_finetune.benchmark.command import parser as benchmark_parser
 
 README = (REPOSITORY / "README.md").read_text()
 BLOCKS = re.findall(r"```bash\n(.*?)```", README, re.DOTALL)
 COMMANDS = [line for block in BLOCKS for line in block.splitlines() if line]
 OURS = [line[line.index("python -m vit_finetune") :] for line in COMMANDS if "python -m vit_finetune " in line]
+BENCHMARKS = [line for line in OURS if " benchmark " in line]
+OURS = [line for line in OURS if line not in BENCHMARKS]
 ROWS = re.findall(r"^\|[^|]*\| `(--[^`]*)`", README, re.MULTILINE)
 OURS += [f"python -m vit_finetune fit {options}" for options in ROWS]
 
@@ -43,11 +51,30 @@ def test_command_parses(command: str, tmp_path: Path, monkeypatch: pytest.Monkey
     assert stop.value.code in (0, None)
 
 
+@pytest.mark.parametrize("command", BENCHMARKS)
+def test_benchmark_parses(command: str) -> None:
+    options = benchmark_parser().parse_args(shlex.split(command, comments=True)[4:])
+    assert options.frontends or ladder.read(REPOSITORY / options.ladder)
+
+
 def test_benchmarks_exist() -> None:
     modules = set(re.findall(r"python -m (vit_finetune\.benchmark\.\w+)", README))
-    assert len(modules) == 3
+    assert len(modules) == 4
     for module in modules:
         assert callable(importlib.import_module(module).measure)
+
+
+@pytest.mark.skipif(not (REPOSITORY / ".git").exists() or not shutil.which("perl"), reason="needs git and perl")
+def test_package_can_be_renamed(tmp_path: Path) -> None:
+    """The README's command, in a clone: no old name is left, and the command line runs under the new one."""
+    command = next(line for line in COMMANDS if line.startswith("git mv"))
+    subprocess.run(["git", "clone", "-q", str(REPOSITORY), "clone"], check=True)
+    subprocess.run(["bash", "-c", f"set -o pipefail; {command}"], check=True, cwd="clone")
+    left = subprocess.run(["git", "grep", "-iIl", "vit.finetune"], cwd="clone", capture_output=True, text=True)
+    assert left.stdout == ""
+    fit = ["fit", *TINY_MODEL, *CPU, "--data=Shapes", "--data.train_size=100", "--trainer.fast_dev_run=true"]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "clone")}
+    subprocess.run([sys.executable, "-m", "my_project", *fit], check=True, cwd="clone", env=environment)
 
 
 def test_map_names_every_module() -> None:

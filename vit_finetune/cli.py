@@ -28,6 +28,7 @@ from vit_finetune.module import ViTClassifier
 from vit_finetune.usage import ReadableParser
 
 RUNS = "runs"
+NEED_NO_MODEL = ("fit", "doctor", "check-data", "tune")
 DEFAULT_DATA = {"class_path": "vit_finetune.CIFAR10"}
 
 
@@ -153,13 +154,7 @@ class ViTCLI(LightningCLI):
         """
         self.checkpoint_path: Path | None = None
         self.checkpoint: dict[str, Any] | None = None
-        for name, command in self._subcommand_parsers.items():
-            if name not in EXTRA_COMMANDS:
-                command.set_defaults({"weights_only": True})
-        predict = self._subcommand_parsers["predict"]
-        predict.set_defaults({"return_predictions": False})
-        predict.add_class_arguments(callbacks.PredictionWriter, "predictions")
-        self._subcommand_parsers["test"].set_defaults({"verbose": False})  # the report has more than Lightning's table
+        self._add_options_of_commands()
         words = sys.argv[1:] if args is None else args
         _refuse_bytes(words)
         typed = _peek(words)
@@ -168,10 +163,20 @@ class ViTCLI(LightningCLI):
             typed = self._options  # a config file or the environment may name one
         if typed.ckpt_path:
             self._parse_with_checkpoint(typed, args)
-        elif self.config["subcommand"] not in ("fit", "doctor", "check-data", "tune"):
+        if self.checkpoint_path is None and self.config["subcommand"] not in NEED_NO_MODEL:
             raise MisconfigurationException(
                 f"{self.config['subcommand']} needs a trained model: --ckpt_path best, last, or a file."
             )
+
+    def _add_options_of_commands(self) -> None:
+        """What single commands have beyond, or otherwise than, the others."""
+        for name, command in self._subcommand_parsers.items():
+            if name not in EXTRA_COMMANDS:
+                command.set_defaults({"weights_only": True})
+        predict = self._subcommand_parsers["predict"]
+        predict.set_defaults({"return_predictions": False})
+        predict.add_class_arguments(callbacks.PredictionWriter, "predictions")
+        self._subcommand_parsers["test"].set_defaults({"verbose": False})  # the report has more than Lightning's table
 
     def _parse_with_checkpoint(self, typed: Any, args: ArgsType) -> None:
         runs = Path(typed.trainer.default_root_dir if "trainer" in typed else typed.default_root_dir)

@@ -56,8 +56,7 @@ class ViTTrainer(Trainer):
         """
         from vit_finetune.export.command import export
 
-        if ckpt_path is None:  # --ckpt_path restart, and nothing to go on from
-            raise MisconfigurationException("export needs a trained model: --ckpt_path best, last, or a file.")
+        assert ckpt_path is not None
         sizes = batch_sizes if benchmark else ()
         if self.is_global_zero:
             export(model, datamodule, Path(ckpt_path), format, Path(output) if output else None, sizes)

@@ -47,9 +47,23 @@ def test_null_starts_from_scratch(tmp_path: Path) -> None:
     assert not torch.allclose(start["pos_embed"], load_file(embedded.PATH)["pos_embed"].float(), atol=1e-2)
 
 
-def test_other_networks_are_told_where_theirs_is(fails: Callable[..., str]) -> None:
-    message = fails(*STANDSTILL, "--model.timm_kwargs.embed_dim=96")
-    assert "--model.weights embedded (made for the network of configs/quickstart.yaml) do not fit" in message
+@pytest.mark.parametrize(
+    "change",
+    ["timm_kwargs.embed_dim=96", "timm_kwargs.depth=5", "timm_kwargs.class_token=true", "freeze_backbone=true"],
+)
+def test_other_networks_are_refused_at_once(change: str, fails: Callable[..., str]) -> None:
+    """Before pictures are drawn or downloaded; whatever trains of the right network is welcome."""
+    options = ["--data=CIFAR10", "--data.download=false", f"--model.{change}"]
+    message = fails("fit", QUICKSTART, *CPU, *options)
+    assert "CIFAR-10 is missing" in message
+    assert ("made for the network of configs/quickstart.yaml" in message) == ("timm_kwargs" in change)
+
+
+def test_other_image_and_patch_sizes_fit(tmp_path: Path) -> None:
+    main([*STANDSTILL, "--model.img_size=48", "--model.timm_kwargs.patch_size=4"])
+    start, shipped = backbone(only(tmp_path / "runs", "last.ckpt")), load_file(embedded.PATH)
+    assert start["pos_embed"].shape == (1, 144, 128) and shipped["pos_embed"].shape == (1, 16, 128)
+    assert torch.equal(start["blocks.3.mlp.fc2.weight"], shipped["blocks.3.mlp.fc2.weight"].float())
 
 
 def test_strip_makes_a_file_to_start_from(tmp_path: Path) -> None:

@@ -5,14 +5,32 @@ from pathlib import Path
 
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
+from torch import nn
 
-KEYWORD = "embedded"
+KEYWORD = "embedded"  # what --model.weights calls them
 PATH = Path(__file__).parent / "weights" / "contours.safetensors"
 
 
-def weights_path(weights: str) -> Path:
-    """Returns the file that ``--model.weights`` names, which is this package's own for ``embedded``."""
-    return PATH if weights == KEYWORD else Path(weights)
+def misfit(net: nn.Module) -> str | None:
+    """Says in a sentence why the embedded weights do not belong to a network, ``None`` if they do; reads no values.
+
+    Args:
+        net: A timm ViT, on any device, meta too. Image and patch size may differ: what depends on them is resampled.
+    """
+    from safetensors import safe_open
+
+    def sizes(tensors: dict[str, list[int]]) -> dict[str, list[int] | None]:
+        resampled = ("pos_embed", "patch_embed.proj.weight")
+        return {key: None if key in resampled else size for key, size in tensors.items() if not key.startswith("head.")}
+
+    with safe_open(PATH, "pt") as file:
+        held = {key: file.get_slice(key).get_shape() for key in file.keys()}  # noqa: SIM118 it is no mapping
+    if sizes(held) == sizes({key: list(value.shape) for key, value in net.state_dict().items()}):
+        return None
+    return (
+        f"--model.weights {KEYWORD}: these weights are made for the network of configs/quickstart.yaml. Take its "
+        "--model.name and --model.timm_kwargs, or name a file of weights for this one."
+    )
 
 
 def strip(checkpoint: Path, target: Path) -> None:

@@ -183,14 +183,13 @@ def load_local_weights(net: nn.Module, path: str) -> None:
         MisconfigurationException: The file cannot be read or belongs to another architecture.
     """
     try:
-        state = timm.models.load_state_dict(str(embedded.weights_path(path)))
+        state = timm.models.load_state_dict(str(embedded.PATH) if path == embedded.KEYWORD else path)
     except Exception as error:  # the readers raise anything on files that hold no weights
         raise MisconfigurationException(f"--model.weights {path} cannot be read as weights: {error}") from error
     prefix = "net."
     if any(key.startswith(prefix) for key in state):
         state = {key[len(prefix) :]: value for key, value in state.items() if key.startswith(prefix)}
-    made_for = " (made for the network of configs/quickstart.yaml)" if path == embedded.KEYWORD else ""
-    _load(net, state, f"--model.weights {path}{made_for}")
+    _load(net, state, f"--model.weights {path}")
 
 
 def _load(net: nn.Module, state: dict[str, Tensor], source: str) -> None:

@@ -16,9 +16,8 @@ from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 import vit_finetune
-from vit_finetune import checkpoints
+from vit_finetune import checkpoints, embedded
 from vit_finetune.data import ImageDataModule
-from vit_finetune.embedded import weights_path
 from vit_finetune.module import METRICS, ViTClassifier
 
 RESTART = "To start anew from its weights: fit --model.weights"
@@ -159,8 +158,10 @@ def _no_weights(model: ViTClassifier) -> str | None:
     from vit_finetune import network
 
     file, name = model.hparams["weights"], model.hparams["name"]
+    if file == embedded.KEYWORD:
+        return _embedded_misfit(model)
     if file:
-        return None if weights_path(file).is_file() else f"--model.weights {file}: no such file, nor is it 'embedded'."
+        return None if Path(file).is_file() else f"--model.weights {file}: no such file, nor is it 'embedded'."
     if not model.hparams["pretrained"]:
         return None
     try:
@@ -168,6 +169,15 @@ def _no_weights(model: ViTClassifier) -> str | None:
     except MisconfigurationException:
         return None  # an unknown name is a problem of its own, told already
     return network.missing_weights(name)
+
+
+def _embedded_misfit(model: ViTClassifier) -> str | None:
+    from vit_finetune import network
+
+    try:
+        return embedded.misfit(network.outline(model.hparams, 1000))
+    except MisconfigurationException:
+        return None  # a network that cannot be built is a problem of its own, told already
 
 
 def _unsafe_lightning() -> str | None:

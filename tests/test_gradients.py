@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from vit_finetune.gradients import fp16_shares, total_norm
+from vit_finetune.gradients import clip_norm, fp16_shares, total_norm
 
 
 def values() -> torch.Tensor:
@@ -46,3 +46,17 @@ def test_what_is_no_number_counts_as_overflow() -> None:
 def test_total_norm_over_types() -> None:
     gradients = [torch.tensor([3.0]), torch.tensor([[4.0]]), torch.tensor([12.0], dtype=torch.bfloat16)]
     assert float(total_norm(gradients)) == 13.0
+
+
+def test_clipping_over_parts_equals_pytorch() -> None:
+    """On whole tensors, where PyTorch can do it too: above the norm and below."""
+    for most in (0.1, 1e6):
+        nets = [torch.nn.Linear(4, 3), torch.nn.Linear(4, 3)]
+        for net in nets:
+            torch.manual_seed(0)
+            for parameter in net.parameters():
+                parameter.grad = torch.randn_like(parameter)
+        clip_norm([p.grad for p in nets[0].parameters() if p.grad is not None], most)
+        torch.nn.utils.clip_grad_norm_(nets[1].parameters(), most)
+        for ours, theirs in zip(*(net.parameters() for net in nets), strict=True):
+            torch.testing.assert_close(ours.grad, theirs.grad)

@@ -1,6 +1,6 @@
-"""Looks at the gradients of a step: how large they are, and what float16 would make of them."""
+"""The gradients of a step: how large they are, what float16 would make of them, and their clipping."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
 from operator import add
 
@@ -23,6 +23,16 @@ def total_norm(gradients: Iterable[Tensor]) -> Tensor:
     norms = [_whole(get_total_norm(group)).float() for group in _by_place(gradients)]
     norm: Tensor = torch.stack(norms).norm()
     return norm
+
+
+def clip_norm(gradients: Sequence[Tensor], most: float) -> None:
+    """Scales all gradients down, in place, where their common norm is above ``most``.
+
+    PyTorch's own function cannot put whole tensors and parts on different meshes into one norm.
+    """
+    factor = (most / (total_norm(gradients) + 1e-6)).clamp(max=1)
+    for gradient in gradients:
+        (gradient.to_local() if isinstance(gradient, DTensor) else gradient).mul_(factor)
 
 
 def fp16_shares(gradients: Iterable[Tensor], held: float, scale: float) -> Tensor:

@@ -14,7 +14,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 
 import vit_finetune
-from vit_finetune import calibration, checkpoints
+from vit_finetune import calibration, checkpoints, gradients
 from vit_finetune.callbacks.average import WeightAverage
 from vit_finetune.data.pictures import Batch
 from vit_finetune.hparams import make_plain
@@ -315,27 +315,13 @@ class ViTClassifier(LightningModule):
         clips = bool(trainer.gradient_clip_val) and isinstance(trainer.precision_plugin, MixedPrecision)
         fused = not clips and self.device.type in ("cpu", "cuda")
         assert self.net is not None
-        optimizer = optim.build_optimizer(self.net, self._rules, h.optimizer, h.lr * self._rate_factor(), fused)
+        lr = optim.scaled_rate(trainer, h.optimizer, h.lr, h.lr_for_batch)
+        optimizer = optim.build_optimizer(self.net, self._rules, h.optimizer, lr, fused)
         self._group_options = [
             {key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups
         ]
         schedule = optim.WarmupCosine(optimizer, 2, h.warmup, h.min_lr)
         return [optimizer], [{"scheduler": schedule, "interval": "step"}]
-
-    def _rate_factor(self) -> float:
-        """Says what the global batch is, and what it does to the learning rate."""
-        from vit_finetune import optim
-
-        trainer, data = self.trainer, self.trainer.datamodule  # type: ignore[attr-defined]
-        per_device = getattr(data, "batch_size", None)
-        if per_device is None:
-            return 1.0
-        devices = (trainer.distributed_sampler_kwargs or {}).get("num_replicas", 1)
-        batch = per_device * devices * trainer.accumulate_grad_batches
-        factor = optim.rate_factor(self.hparams["optimizer"], batch, self.hparams["lr_for_batch"])
-        parts = f"{per_device} per device x {devices} x {trainer.accumulate_grad_batches} accumulated"
-        rank_zero_info(f"global batch {batch} = {parts}; peak learning rate {self.hparams['lr'] * factor:.3g}")
-        return factor
 
     def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
         """Sets the rate for the next optimiser step."""
@@ -349,11 +335,8 @@ class ViTClassifier(LightningModule):
         if by_norm and isinstance(strategy, FSDPStrategy):
             strategy.model.clip_grad_norm_(gradient_clip_val)  # type: ignore[operator,union-attr]
         elif by_norm and self.device_mesh is not None and self.device_mesh["tensor_parallel"].size() > 1:
-            from vit_finetune import parallel
-
-            assert self.net is not None
             assert gradient_clip_val is not None
-            parallel.clip_norm(self.net, gradient_clip_val)
+            gradients.clip_norm([p.grad for p in self.parameters() if p.grad is not None], gradient_clip_val)
         else:
             self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
 

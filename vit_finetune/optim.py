@@ -7,6 +7,7 @@ from typing import Any
 
 import timm.optim
 from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from timm.scheduler import CosineLRScheduler
 from torch import nn
 from torch.optim import Optimizer
@@ -112,6 +113,26 @@ def rate_factor(optimizer: str, batch: int, reference: int | None) -> float:
         return 1.0
     ratio = batch / reference
     return ratio if any(word in optimizer for word in LINEAR) else math.sqrt(ratio)
+
+
+def scaled_rate(trainer: Any, optimizer: str, lr: float, reference: int | None) -> float:
+    """Says what the global batch is, and what learning rate it gets.
+
+    Args:
+        trainer: With its data module.
+        optimizer: timm's name.
+        lr: As typed.
+        reference: The batch that it is meant for, see :func:`rate_factor`.
+    """
+    per_device = getattr(trainer.datamodule, "batch_size", None)
+    if per_device is None:
+        return lr
+    devices = (trainer.distributed_sampler_kwargs or {}).get("num_replicas", 1)
+    batch = per_device * devices * trainer.accumulate_grad_batches
+    lr *= rate_factor(optimizer, batch, reference)
+    parts = f"{per_device} per device x {devices} x {trainer.accumulate_grad_batches} accumulated"
+    rank_zero_info(f"global batch {batch} = {parts}; peak learning rate {lr:.3g}")
+    return lr
 
 
 class WarmupCosine(CosineLRScheduler):

@@ -5,7 +5,6 @@
 
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from timm.layers import Attention, Mlp
@@ -64,19 +63,6 @@ def _check_block(block: Any, size: int) -> None:
             raise MisconfigurationException(
                 f"Tensor parallel: {count} {what} cannot be divided among tensor_parallel_size {size} devices."
             )
-
-
-def clip_norm(net: nn.Module, most: float) -> None:
-    """Scales all gradients down, in place, where their common norm is above ``most``.
-
-    PyTorch's own function cannot put whole tensors and parts on different meshes into one norm.
-    """
-    gradients = [parameter.grad for parameter in net.parameters() if parameter.grad is not None]
-    norms = [gradient.norm() for gradient in gradients]
-    total = torch.stack([norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms]).norm()
-    factor = (most / (total + 1e-6)).clamp(max=1)
-    for gradient in gradients:
-        (gradient.to_local() if isinstance(gradient, DTensor) else gradient).mul_(factor)
 
 
 class HeadwiseParallel(ParallelStyle):

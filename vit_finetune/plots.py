@@ -50,6 +50,7 @@ def confusion_figure(matrix: Tensor, class_names: Sequence[str]) -> Figure:
     figure = Figure((side + 0.8, side), layout="constrained")
     axes = figure.add_subplot(xlabel="predicted class", ylabel="true class")
     axes.set_facecolor("lightgrey")
+    axes.grid(False)  # a notebook may have switched grids on
     cells = axes.imshow(share, cmap="cividis", norm=PowerNorm(0.5, 0, 1), interpolation="nearest")
     bar = figure.colorbar(cells, ax=axes, shrink=0.8, aspect=30, label="share of the true class (%)")
     ticks = [0, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 1]

@@ -1,6 +1,7 @@
 """Five front ends, one fine-tune: equal losses, and a report of what was measured."""
 
 import csv
+import functools
 import runpy
 from collections.abc import Iterator
 from dataclasses import replace
@@ -34,8 +35,9 @@ def trained(frontend: str, task: Task, precision: Any) -> Measured:
     """Runs a front end; in float16 with a first scale that overflows, so that the scaler skips some steps."""
     start = torch.amp.GradScaler.__init__
 
-    def start_high(self: torch.amp.GradScaler, device: str = "cuda", enabled: bool = True) -> None:
-        start(self, device, init_scale=2.0**24, enabled=enabled)
+    @functools.wraps(start)  # the command line reads the options from the signature, and remembers them
+    def start_high(*args: Any, **kwargs: Any) -> None:
+        start(*args, **{**kwargs, "init_scale": 2.0**24})
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.amp.GradScaler, "__init__", start_high)

@@ -23,8 +23,9 @@ from vit_finetune.preprocess import Preprocess
 
 FLOAT16 = f"--config={REPOSITORY / 'configs' / 'precision' / '16-mixed-cpu.yaml'}"
 EPOCH = ["epoch", "train/acc", "train/loss", "val/acc", "val/loss"]
-STEPS = ["train/acc_step", "train/images_per_second", "train/loss_step", "train/lr", "train/peak_memory_gb"]
-ALWAYS = {*EPOCH, *STEPS, "best/val/acc"}
+SPEED = ["train/data_wait", "train/images_per_second", "train/peak_memory_gb", "train/tflops"]
+STEPS = ["train/acc_step", "train/loss_step", "train/lr", *SPEED]
+ALWAYS = {*EPOCH, *STEPS, "train/first_step_seconds", "train/seconds", "best/val/acc"}
 SHARES = {f"precision/{name}" for name in ("zero_in_fp16", "zero_in_fp16_scaled", "inf_in_fp16_scaled")}
 PICTURES = ["train/batch", "val/confusion", "val/mistakes", "val/reliability"]
 

@@ -270,7 +270,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_speed_is_printed_and_on_the_card(
     best: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("vit_finetune.preflight.cpp_compiler", lambda: None)
+    monkeypatch.setattr("vit_finetune.machine.cpp_compiler", lambda: None)
     assert speed_rows(best, capsys) == [("1", "eager"), ("1", "timm"), ("30", "eager"), ("30", "timm")]
 
 

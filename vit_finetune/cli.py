@@ -20,7 +20,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 import vit_finetune
-from vit_finetune import callbacks, checkpoints, failures, memory, preflight, quiet
+from vit_finetune import callbacks, checkpoints, failures, machine, memory, preflight, quiet
 from vit_finetune.benchmark import command as benchmark
 from vit_finetune.commands import EXTRA_COMMANDS, ViTTrainer
 from vit_finetune.data import ImageDataModule
@@ -214,7 +214,7 @@ class ViTCLI(LightningCLI):
         preflight.check_slurm(options.trainer.devices, options.trainer.num_nodes)
         torch.set_float32_matmul_precision(options.matmul_precision)
         if options.auto_precision and options.trainer.precision is None:
-            options.trainer.precision = "bf16-mixed" if preflight.has_bf16_units() else "32-true"
+            options.trainer.precision = "bf16-mixed" if machine.has_bf16_units() else "32-true"
 
     def instantiate_classes(self) -> None:
         """Builds data, model and trainer; what a data set refuses keeps its own message."""
@@ -278,7 +278,7 @@ class ViTCLI(LightningCLI):
 
     def before_doctor(self) -> None:
         """Runs the checks of ``fit`` after saying what machine this is."""
-        print(preflight.describe_machine(), flush=True)
+        print(machine.describe(), flush=True)
         self.before_fit()
         names = self.model.class_names or self.datamodule.class_names or range(10)  # a folder's are not known yet
         forecast = memory.of_fit(self.trainer, self.model.hparams, len(names), self.datamodule.batch_size)

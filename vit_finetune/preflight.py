@@ -15,8 +15,7 @@ from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
 from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
-import vit_finetune
-from vit_finetune import checkpoints, embedded
+from vit_finetune import checkpoints, embedded, machine
 from vit_finetune.data import ImageDataModule
 from vit_finetune.module import METRICS, ViTClassifier
 
@@ -238,7 +237,7 @@ def _unfit(trainer: Trainer, model: ViTClassifier) -> list[str | None]:
 
 def _no_compiler(trainer: Trainer, model: ViTClassifier) -> str | None:
     on_cpu = trainer.strategy.root_device.type == "cpu"
-    if model.hparams["compile"] and on_cpu and not cpp_compiler():
+    if model.hparams["compile"] and on_cpu and not machine.cpp_compiler():
         return "--model.compile true needs a C++ compiler on a CPU: install g++ or set CXX, or leave it false."
     return None
 
@@ -272,48 +271,5 @@ def _warn(trainer: Trainer) -> None:
         )
     if isinstance(trainer.strategy, FSDPStrategy) and trainer.world_size == 1:
         rank_zero_warn("FSDP on one device shards nothing and costs time; leave --trainer.strategy out.")
-    if device.type == "cpu" and precision.startswith("bf16") and not bf16_instructions():
+    if device.type == "cpu" and precision.startswith("bf16") and not machine.bf16_instructions():
         rank_zero_warn(f"This processor has no bf16 units: --trainer.precision {precision} is slower than 32-true.")
-
-
-def cpp_compiler() -> str | None:
-    """The C++ compiler that torch.compile needs on a CPU, ``None`` where there is none."""
-    return shutil.which(os.environ.get("CXX", "g++"))
-
-
-def has_bf16_units() -> bool:
-    """Whether 16-bit matrix products are done in hardware by the device that ``--trainer.accelerator auto`` takes.
-
-    On a CPU these are AVX512-BF16, AMX or Arm's BF16 instructions; without them bf16 is slower than 32 bits.
-    """
-    if torch.cuda.is_available():
-        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    return bool(bf16_instructions())
-
-
-def bf16_instructions() -> list[str]:
-    """The CPU's instructions for bf16, by PyTorch's names; empty too where PyTorch is too old to tell."""
-    found: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
-    return [unit for unit in ("avx512_bf16", "amx_bf16", "bf16") if found.get(unit)]
-
-
-def describe_machine() -> str:
-    """Devices, precision units, compiler and versions, for a bug report."""
-    return "\n".join(f"{name:13s} {value}" for name, value in machine().items())
-
-
-def machine() -> dict[str, str]:
-    """The same as pairs of name and value."""
-    import platform
-    from importlib.metadata import version
-
-    packages = ("lightning", "torch", "torchvision", "timm", "torchmetrics", "tensorboard", "jsonargparse", "numpy")
-    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    return {
-        "vit_finetune": vit_finetune.__version__,
-        "python": f"{platform.python_version()} on {platform.platform()}",
-        "cpu": f"{os.cpu_count()} cores, {torch.backends.cpu.get_cpu_capability()}, bf16 {bf16_instructions()}",
-        "gpu": f"{', '.join(gpus) or 'none'}" + (f", bf16: {has_bf16_units()}" if gpus else ""),
-        "c++": cpp_compiler() or "none: --model.compile will not work on the CPU",
-        **{name: version(name) for name in packages},
-    }

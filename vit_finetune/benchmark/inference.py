@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vit_finetune import preflight
+from vit_finetune import machine
 from vit_finetune.benchmark.spread import spread
 from vit_finetune.module import ViTClassifier
 
@@ -31,7 +31,7 @@ def variants(model: ViTClassifier) -> dict[str, Runner]:
 
     assert model.net is not None
     found = {"eager": answer(model.net)}
-    if preflight.cpp_compiler():
+    if machine.cpp_compiler():
         found["compiled"] = answer(torch.compile(model.net, dynamic=False))  # type: ignore[arg-type]
     return found
 

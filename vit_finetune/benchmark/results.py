@@ -11,7 +11,7 @@ from typing import Any
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 import vit_finetune
-from vit_finetune import preflight
+from vit_finetune import machine
 
 PACKAGES = ("python", "vit_finetune", "torch", "lightning", "timm")
 
@@ -144,10 +144,10 @@ def read_run(folder: Path) -> dict[str, Any]:
 
 def origin() -> dict[str, Any]:
     """Machine, versions and commit."""
-    machine = preflight.machine()
+    facts = machine.facts()
     return {
-        "machine": f"{_processor()}, {machine['cpu']}; GPU {machine['gpu']}",
-        "versions": ", ".join(f"{name} {machine[name]}" for name in PACKAGES),
+        "machine": f"{_processor()}, {facts['cpu']}; GPU {facts['gpu']}",
+        "versions": ", ".join(f"{name} {facts[name]}" for name in PACKAGES),
         "commit": _commit(),
     }
 

@@ -20,7 +20,6 @@ from vit_finetune.benchmark.frontends.results import (
     percentile,
 )
 from vit_finetune.benchmark.frontends.run import WINDOW
-from vit_finetune.preflight import describe_machine
 
 SHARES = {"10th percentile": 0.1, "median": 0.5}
 
@@ -45,7 +44,7 @@ def markdown(runs: Sequence[Run]) -> str:
     """The report."""
     parts = [
         "# Five front ends, one fine-tune",
-        f"{date.today()}\n\n```\n{describe_machine()}\n{_more_versions()}\n```",
+        f"{date.today()}\n\n```\n{machine.describe()}\n{_more_versions()}\n```",
     ]
     if any(run.task == "learning" for run in runs):
         parts += ["## Losses, accuracy, memory", learning_table(runs)]
@@ -121,7 +120,7 @@ def _table(rows: Sequence[Sequence[str]]) -> str:
 
 
 def _more_versions() -> str:
-    """Versions of what :func:`describe_machine` does not name."""
+    """Versions of what :func:`machine.describe` does not name."""
     found = {name: version(name) if find_spec(name) else "not installed" for name in ("accelerate", "transformers")}
     return "\n".join(f"{name:13s} {value}" for name, value in found.items())
 

@@ -148,7 +148,7 @@ def origin() -> dict[str, Any]:
     return {
         "machine": f"{_processor()}, {facts['cpu']}; GPU {facts['gpu']}",
         "versions": ", ".join(f"{name} {facts[name]}" for name in PACKAGES),
-        "commit": _commit(),
+        "commit": commit(),
     }
 
 
@@ -161,7 +161,7 @@ def _processor() -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
-def _commit() -> str:
+def commit() -> str:
     """The commit of the project's own repository, ``unknown`` where it is installed without one."""
     root = Path(vit_finetune.__file__).parent.parent
     command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--exclude=*"]

@@ -7,6 +7,7 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
+from vit_finetune import machine
 from vit_finetune.benchmark.frontends import chart
 from vit_finetune.benchmark.frontends.results import (
     NAMES,
@@ -20,6 +21,7 @@ from vit_finetune.benchmark.frontends.results import (
     percentile,
 )
 from vit_finetune.benchmark.frontends.run import WINDOW
+from vit_finetune.benchmark.results import commit
 
 SHARES = {"10th percentile": 0.1, "median": 0.5}
 
@@ -44,7 +46,7 @@ def markdown(runs: Sequence[Run]) -> str:
     """The report."""
     parts = [
         "# Five front ends, one fine-tune",
-        f"{date.today()}\n\n```\n{machine.describe()}\n{_more_versions()}\n```",
+        f"{date.today()}\n\n```\n{machine.describe()}\n{_more_versions()}\ncommit        {commit()}\n```",
     ]
     if any(run.task == "learning" for run in runs):
         parts += ["## Losses, accuracy, memory", learning_table(runs)]

@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+import os
 import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +16,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torchvision import datasets
 
 from vit_finetune import main
+
+# The networks of the tests are too small for more: on a busy machine threads mostly wait for one another.
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # for processes that tests start
+torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
 REPOSITORY = Path(__file__).parent.parent
 TINY_KWARGS = {"patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 2}

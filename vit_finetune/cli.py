@@ -44,31 +44,8 @@ def main(args: ArgsType = None) -> None:
     quiet.filter_library_chatter()
     _meet_anew_after_a_restart()
     set_parsing_settings(add_print_completion_argument=True)
-    words = sys.argv[1:] if args is None else args
     try:
-        if isinstance(words, list) and words[:1] == ["benchmark"]:  # has no model, data and trainer to configure
-            benchmark.run(words[1:])
-            return
-        ViTCLI(
-            ViTClassifier,
-            ImageDataModule,
-            subclass_mode_data=True,
-            trainer_class=ViTTrainer,
-            save_config_callback=checkpoints.SaveConfig,
-            seed_everything_default=0,
-            auto_configure_optimizers=False,
-            trainer_defaults={"max_epochs": 3, "default_root_dir": RUNS, "use_distributed_sampler": False},
-            parser_class=ReadableParser,
-            parser_kwargs={
-                "prog": "vit-finetune",
-                "description": "Fine-tune a Vision Transformer. Each command explains its options with --help.",
-                "version": f"vit-finetune {vit_finetune.__version__}",
-                "allow_abbrev": False,  # --model.layer must not silently mean --model.layer_decay
-                "default_env": True,
-                "env_prefix": "VIT_FINETUNE",
-            },
-            args=args,
-        )
+        _run(args)
     except SIGTERMException as error:  # outside training, where LastCheckpoint has nothing to save
         raise SystemExit(128 + signal.SIGTERM) from error
     except MisconfigurationException as error:
@@ -80,6 +57,33 @@ def main(args: ArgsType = None) -> None:
             raise
         print(f"error: {message}", file=sys.stderr)
         raise SystemExit(1) from error
+
+
+def _run(args: ArgsType) -> None:
+    words = sys.argv[1:] if args is None else args
+    if isinstance(words, list) and words[:1] == ["benchmark"]:  # has no model, data and trainer to configure
+        benchmark.run(words[1:])
+        return
+    ViTCLI(
+        ViTClassifier,
+        ImageDataModule,
+        subclass_mode_data=True,
+        trainer_class=ViTTrainer,
+        save_config_callback=checkpoints.SaveConfig,
+        seed_everything_default=0,
+        auto_configure_optimizers=False,
+        trainer_defaults={"max_epochs": 3, "default_root_dir": RUNS, "use_distributed_sampler": False},
+        parser_class=ReadableParser,
+        parser_kwargs={
+            "prog": "vit-finetune",
+            "description": "Fine-tune a Vision Transformer. Each command explains its options with --help.",
+            "version": f"vit-finetune {vit_finetune.__version__}",
+            "allow_abbrev": False,  # --model.layer must not silently mean --model.layer_decay
+            "default_env": True,
+            "env_prefix": "VIT_FINETUNE",
+        },
+        args=args,
+    )
 
 
 def _meet_anew_after_a_restart() -> None:

@@ -36,6 +36,7 @@ def test_help_explains_data_sets(capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
+@pytest.mark.slow
 def test_completion_script(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         main(["--print_completion", "shtab-bash"])

@@ -262,17 +262,18 @@ class ViTClassifier(LightningModule):
         every = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
         if self.trainer.is_last_batch or (every and (batch_idx + 1) % every == 0):
             self.window.log(self, self.train_scores, self.global_step)
-        weight = self._window_weight(batch_idx)
-        return loss if weight == 1 else loss * weight
+        return loss
 
-    def _window_weight(self, batch_idx: int) -> float:
+    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         """Makes the last optimiser step of an epoch an average too, where fewer batches than usual are left for it.
 
-        Lightning divides every loss by ``accumulate_grad_batches``, however many batches follow.
+        Lightning has divided the loss by ``accumulate_grad_batches``, however many batches follow.
         """
         window, batches = self.trainer.accumulate_grad_batches, int(self.trainer.num_training_batches)
         rest = batches % window
-        return window / rest if rest and batch_idx >= batches - rest else 1.0
+        if rest and self.trainer.fit_loop.epoch_loop.batch_idx >= batches - rest:
+            loss = loss * (window / rest)
+        super().backward(loss, *args, **kwargs)
 
     def on_train_start(self) -> None:
         """Gives the schedule its length, and lets what was typed win over the optimiser state of a checkpoint."""

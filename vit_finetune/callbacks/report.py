@@ -55,8 +55,8 @@ class TestReport(Callback):
             paths=[pictures.names[i] for i in index.tolist()],
             about=_about(trainer),
         )
-        print(terminal(report), flush=True)
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
+            print(terminal(report), flush=True)
             return
         worst = index[[mistake.index for mistake in report.mistakes]].cpu()
         images = [pictures.images_at(position[None])[0] for position in worst]
@@ -67,7 +67,7 @@ class TestReport(Callback):
                 logger.log_metrics(report.scalars(), trainer.global_step)
                 for name, figure in charts.items():
                     logger.experiment.add_figure(f"test/{name}", figure, trainer.global_step)
-        print(f"report  {folder}", flush=True)
+        print(f"{terminal(report)}\nreport  {folder}", flush=True)  # last: whoever reads may be gone, the files are there
 
 
 def _about(trainer: Trainer) -> dict[str, str]:

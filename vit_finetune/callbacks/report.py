@@ -67,7 +67,8 @@ class TestReport(Callback):
                 logger.log_metrics(report.scalars(), trainer.global_step)
                 for name, figure in charts.items():
                     logger.experiment.add_figure(f"test/{name}", figure, trainer.global_step)
-        print(f"{terminal(report)}\nreport  {folder}", flush=True)  # last: whoever reads may be gone, the files are there
+        # Last: where the reader of a pipe has gone, the files are there.
+        print(f"{terminal(report)}\nreport  {folder}", flush=True)
 
 
 def _about(trainer: Trainer) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """The command line: ``python -m vit_finetune {fit,validate,test,predict}``."""
 
 import argparse
+import io
 import os
 import signal
 import sys
@@ -41,6 +42,9 @@ def main(args: ArgsType = None) -> None:
     Raises:
         SystemExit: With code 2 after a user's mistake, which is explained in a line on standard error.
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a name that the terminal has no letters for must not end a run
+            stream.reconfigure(errors="backslashreplace")
     quiet.filter_library_chatter()
     _meet_anew_after_a_restart()
     set_parsing_settings(add_print_completion_argument=True)

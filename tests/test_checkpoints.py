@@ -95,7 +95,7 @@ def test_typed_rate_wins_on_resume(run: Path, folder_args: list[str]) -> None:
     main(["fit", f"--ckpt_path={only(run, 'last.ckpt')}", *CPU, *typed, "--trainer.log_every_n_steps=1"])
     config = yaml.safe_load((run / "config.yaml").read_text())
     assert config["model"]["lr"] == 0.5 and config["data"]["init_args"]["batch_size"] == 4
-    assert yaml.safe_load((run / "config-1.yaml").read_text())["model"]["lr"] == 3e-4
+    assert yaml.safe_load((run / "config-1.yaml").read_text())["model"]["lr"] == 1.5e-4
     last = torch.load(only(run, "last.ckpt"), weights_only=True)
     assert last["hyper_parameters"]["lr"] == 0.5 and last["global_step"] == 10
     assert {group["weight_decay"] for group in last["optimizer_states"][0]["param_groups"]} == {0.0, 0.25}

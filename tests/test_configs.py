@@ -86,6 +86,22 @@ def test_real_fp16_on_a_cpu(cifar: Path, tmp_path: Path, monkeypatch: pytest.Mon
     assert torch.load(only(tmp_path, "last.ckpt"), weights_only=True)["MixedPrecision"]["scale"] > 1
 
 
+@pytest.mark.parametrize("recipe", ["cifar10", "quickstart"])
+def test_real_fp16_over_a_recipe_with_another_precision(recipe: str, cifar: Path, tmp_path: Path) -> None:
+    configs = [f"--config={REPOSITORY / 'configs' / name}.yaml" for name in (recipe, "precision/16-mixed-cpu")]
+    data = [*TINY_MODEL, f"--data.root={cifar}"] if recipe == "cifar10" else ["--data.train_size=200"]
+    main(["fit", *configs, *CPU, *SHRINK, *data, "--data.batch_size=4"])
+    assert "MixedPrecision" in torch.load(only(tmp_path, "last.ckpt"), weights_only=True)
+
+
+def test_fsdp_over_a_recipe_with_a_moving_average(capsys: pytest.CaptureFixture[str]) -> None:
+    """Which FSDP cannot keep: the overlay goes without, where it would be refused otherwise."""
+    configs = [f"--config={REPOSITORY / 'configs' / name}.yaml" for name in ("cifar10", "strategy/fsdp")]
+    with pytest.raises(SystemExit):
+        main(["fit", *configs, "--print_config"])
+    assert yaml.safe_load(capsys.readouterr().out)["model"]["ema"] is None
+
+
 @pytest.mark.parametrize("path", CONFIGS + LADDERS, ids=lambda path: str(path.relative_to(REPOSITORY)))
 def test_config_opens_with_what_a_reader_needs(path: Path) -> None:
     """Command, purpose, hardware, and what was measured or that nothing was."""

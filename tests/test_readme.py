@@ -77,6 +77,17 @@ def test_package_can_be_renamed(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-m", "my_project", *fit], check=True, cwd="clone", env=environment)
 
 
+def test_data_set_of_your_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The README's class works as it stands, given the function that reads the pictures."""
+    code = next(block for block in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if "class MyData" in block)
+    read = "def read(stage):\n    return torch.randint(256, (20, 3, 32, 32), dtype=torch.uint8), torch.arange(20) % 2\n"
+    (tmp_path / "readme_data.py").write_text(f"import torch\n{code}\n\n{read}")
+    monkeypatch.syspath_prepend(tmp_path)
+    main(["fit", *TINY_MODEL, *CPU, "--data=readme_data.MyData", "--data.batch_size=4", "--trainer.max_epochs=1"])
+    main(["test", "--ckpt_path=last", *CPU])
+    main(["predict", "--ckpt_path=last", *CPU])
+
+
 def test_map_names_every_module() -> None:
     code = re.search(r"## Map of the code\n\n```\n(.*?)```", README, re.DOTALL)
     assert code is not None

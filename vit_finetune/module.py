@@ -86,7 +86,7 @@ class ViTClassifier(LightningModule):
         drop_path: float = 0.0,
         label_smoothing: float = 0.0,
         optimizer: str = "adamw",
-        lr: float = 3e-4,
+        lr: float = 1.5e-4,
         lr_for_batch: int | None = None,
         weight_decay: float = 0.05,
         layer_decay: float | None = 0.75,

@@ -3,7 +3,8 @@
 #
 # Shows:    two nodes with eight GPUs each under SLURM. The tasks of a node are as many as its devices; Lightning reads
 #           addresses and ranks from SLURM, and on SIGUSR1 saves and puts the job back into the queue.
-# Hardware: two nodes. Measured: not yet measured; the script was read, not run.
+# Hardware: two nodes with eight GPUs each.
+# Measured: not yet measured; the script was read, not run.
 #SBATCH --job-name=vit_finetune
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=8

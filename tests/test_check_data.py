@@ -111,6 +111,11 @@ def test_every_problem_is_listed_once(tree: Path, run: Run) -> None:
     assert r"leak \xff.bmp" in out
 
 
+def test_the_folder_one_is_in(tree: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tree / "train")
+    assert run("--data=ImageFolder", "--data.root=.")[2]["findings"] == []
+
+
 def test_one_tree_is_split_at_random_so_copies_are_a_problem(tmp_path: Path, run: Run) -> None:
     tree = make_tree(tmp_path / "one", {"": 12})
     for number in range(11):

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tests.conftest import CPU, TINY_KWARGS, make_tree, only, picture
+from tests.conftest import CPU, REPOSITORY, TINY_KWARGS, make_tree, only, picture
 from vit_finetune import ViTClassifier, main
 from vit_finetune.export import agreement, card, command, formats
 
@@ -156,6 +156,20 @@ def test_folder_and_card(best: Path, exported: Callable[[str], Path]) -> None:
         "Trained from scratch",
     ):
         assert words in text, words
+
+
+def test_card_names_the_precision_of_a_plugin(tmp_path: Path) -> None:
+    best = train(tmp_path, f"--config={REPOSITORY / 'configs' / 'precision' / '16-mixed-cpu.yaml'}")
+    main(["export", f"--ckpt_path={best}", "--format=timm", "--output=card"])
+    assert "in precision 16-mixed" in (tmp_path / "card" / "README.md").read_text()
+
+
+def test_broken_pictures_are_not_listed_where_the_user_stands(tmp_path: Path) -> None:
+    best = train(tmp_path, "--data.skip_broken=true")
+    (tmp_path / "skipped-validate.txt").write_text("mine")
+    (tmp_path / "pictures" / "val" / "a" / "broken.png").write_bytes(b"")
+    main(["export", f"--ckpt_path={best}", "--format=timm", "--output=card"])
+    assert (tmp_path / "skipped-validate.txt").read_text() == "mine"
 
 
 def test_half_precision_and_compiled_runs_are_exported_in_float32(

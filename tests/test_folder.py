@@ -44,6 +44,35 @@ def test_missing_test_is_val_and_says_so(tmp_path: Path, caplog: pytest.LogCaptu
     assert len(data.sets["test"]) == 9 and "has no folder test: these are the pictures of val" in caplog.text
 
 
+def test_train_alone_is_tested_on_what_was_held_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tree = make_tree(tmp_path / "p", {"train": 10})
+    fitted, tested = (ImageFolder(str(tree), val_fraction=0.2) for _ in range(2))
+    fitted.setup("fit")
+    with caplog.at_level("INFO"):
+        tested.setup("test")
+    assert sizes(fitted) == {"train": 24, "val": 6}
+    assert tested.sets["test"].names == fitted.sets["val"].names and "these are the pictures of val" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("data", "option"),
+    [
+        ("ImageFolder", "test_fraction=-0.1"),
+        ("ImageFolder", "test_fraction=1.5"),
+        ("ImageFolder", "size=0"),
+        ("ImageFolder", "cache_gb=-0.5"),
+        ("Shapes", "train_size=-1"),
+        ("Shapes", "test_size=0"),
+        ("Shapes", "noise=-0.1"),
+        ("Contours", "outlines=-1"),
+        ("Contours", "train_size=0"),
+    ],
+)
+def test_values_out_of_range_are_named(data: str, option: str, fails: Callable[..., str]) -> None:
+    name, value = option.split("=")
+    assert f"--data.{name} is {value}; it must be " in fails("fit", f"--data={data}", f"--data.{option}")
+
+
 def test_one_tree_is_split_by_seed(tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "p", {"": 20})
     data = ImageFolder(str(tree), test_fraction=0.2, val_fraction=0.25)

@@ -139,6 +139,21 @@ def test_mistakes_on_the_command_line(fails: Callable[..., str]) -> None:
     assert "there is no option --ladders. Similar: --ladder" in fails("benchmark", "--ladders=no.yaml")
 
 
+def test_folder_of_something_else_is_left_alone(ladder: Path, tmp_path: Path, fails: Callable[..., str]) -> None:
+    (tmp_path / "thesis" / "summary").mkdir(parents=True)
+    note = tmp_path / "thesis" / "summary" / "note.txt"
+    note.write_text("mine")
+    message = fails("benchmark", f"--ladder={ladder}", f"--output={tmp_path / 'thesis'}")
+    assert "is not empty and holds no results of a ladder" in message and note.read_text() == "mine"
+    assert "--ladder and --frontends" in fails("benchmark", f"--ladder={ladder}", "--frontends")
+
+
+def test_goes_on_after_a_stop_in_the_first_run(ladder: Path, tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        runner.run(ladder, tmp_path / "out", FakeMachine(None))
+    assert runner.run(ladder, tmp_path / "out", FakeMachine()) == 0
+
+
 def test_help_lists_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     for words, expected in ((["--help"], "benchmark  "), (["benchmark", "--help"], "--frontends")):
         with pytest.raises(SystemExit) as stop:

@@ -29,6 +29,7 @@ class Measure(Callback):
                 "parameters": sum(parameter.nbytes for parameter in module.parameters()),
                 "gradients": self.gradients,
                 "optimizer": sum(value.nbytes for value in states if isinstance(value, torch.Tensor)),
+                "average": sum(value.nbytes for value in module.average._average.values()) if module.average else 0,
             }
         )
 
@@ -39,11 +40,15 @@ class Measure(Callback):
         ["--trainer.precision=32-true"],
         ["--trainer.precision=bf16-mixed", "--model.optimizer=sgd"],
         ["--trainer.precision=bf16-true", "--model.freeze_backbone=true"],
+        ["--trainer.precision=bf16-true", "--model.ema=0.9"],
+        ["--trainer.precision=32-true", "--model.lora_rank=4", "--model.ema=0.9"],
     ],
-    ids=["full", "mixed, sgd", "half, frozen"],
+    ids=["full", "mixed, sgd", "half, frozen", "half, averaged", "low rank, averaged"],
 )
 def test_forecast_equals_what_a_run_holds(options: list[str], folder_args: list[str], tmp_path: Path) -> None:
     """To the byte; and it is logged beside the measured memory."""
+    if "--model.lora_rank=4" in options:
+        pytest.importorskip("peft")
     seen.clear()
     added = ["--trainer.callbacks+=tests.test_memory.Measure"]
     added += ["--trainer.callbacks+=vit_finetune.callbacks.MemoryForecast", "--trainer.limit_train_batches=2"]
@@ -51,15 +56,16 @@ def test_forecast_equals_what_a_run_holds(options: list[str], folder_args: list[
     tags = scalars(tmp_path / "runs")
     for part, size in seen[0].items():
         assert tags[f"memory/{part}_gb"][0][1] * 1e9 == pytest.approx(size, rel=1e-6), part
-    total = sum(tags[f"memory/{part}_gb"][0][1] for part in ("parameters", "gradients", "optimizer", "activations"))
+    total = sum(tags[f"memory/{part}_gb"][0][1] for part in (*seen[0], "activations"))
     assert tags["memory/forecast_gb"][0][1] == pytest.approx(total)
     # What else is logged about speed.
     for name in ("train/seconds", "train/first_step_seconds"):
         assert len(tags[name]) == 1 and tags[name][0][1] > 0
     assert 0 < tags["train/data_wait"][0][1] < 1
     per_picture = tags["train/tflops"][0][1] * 1e12 / tags["train/images_per_second"][0][1]
-    frozen = "--model.freeze_backbone=true" in options
-    assert per_picture == pytest.approx(flops.flops_per_picture(hparams(freeze_backbone=frozen), 3), rel=1e-5)
+    chosen = {"freeze_backbone": "--model.freeze_backbone=true" in options}
+    chosen |= {"lora_rank": 4} if "--model.lora_rank=4" in options else {}
+    assert per_picture == pytest.approx(flops.flops_per_picture(hparams(**chosen), 3), rel=1e-5)
     assert "train/mfu" not in tags
 
 
@@ -130,6 +136,25 @@ def test_flops_by_hand() -> None:
     assert flops.flops_per_picture(hparams(freeze_backbone=True), classes) == patches + depth * block + 2 * head
 
 
+def test_flops_of_low_rank_updates_by_hand() -> None:
+    """Frozen products lose a third, but for the projection whose input needs no gradient either; updates have all."""
+    pytest.importorskip("peft")
+    tokens, width, rank, classes = 17, 24, 4, 10
+    patches = 2 * 16 * (8 * 8 * 3) * width
+    frozen = 2 * tokens * width * (3 * width + width + 8 * width)
+    attention = 2 * 2 * tokens * tokens * width
+    updates = 2 * tokens * rank * ((width + 3 * width) + (width + width))
+    first_input = 2 * tokens * width * 3 * width + 2 * tokens * width * rank  # nothing below it is trained
+    expected = patches + 2 * (2 * frozen + 3 * attention + 3 * updates) - first_input + 3 * 2 * width * classes
+    assert flops.flops_per_picture(hparams(lora_rank=rank), classes) == expected
+
+
+def test_no_flops_where_their_number_changes_by_epoch(folder_args: list[str], tmp_path: Path) -> None:
+    main(["fit", *folder_args, "--model.unfreeze_by=2", "--trainer.limit_train_batches=2"])
+    tags = scalars(tmp_path / "runs")
+    assert "train/images_per_second" in tags and "train/tflops" not in tags
+
+
 @pytest.mark.parametrize(
     ("name", "precision", "matmul", "peak"),
     [
@@ -146,6 +171,9 @@ def test_flops_by_hand() -> None:
         ("Tesla T4", "32-true", "high", 8.1e12),
         ("NVIDIA GeForce RTX 3090 Ti", "bf16-mixed", "highest", None),
         ("NVIDIA H200", "64-true", "highest", None),
+        ("NVIDIA RTX A1000 Laptop GPU", "bf16-mixed", "highest", None),
+        ("NVIDIA T400 4GB", "16-mixed", "highest", None),
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", "bf16-mixed", "highest", None),
         ("Some other card", "bf16-mixed", "highest", None),
     ],
 )

@@ -1,5 +1,6 @@
 """Trained models in one line and runs as data frames, as a notebook uses them."""
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -95,6 +96,17 @@ def test_runs_are_compared_by_what_differs(two_runs: Path) -> None:
     assert row["val/acc"] == points.loc["val/acc"].max() and row["model.lr"] == 0.01
     assert row["test/acc"] == points.loc["test/acc"] and table["test/acc"].isna().sum() == 1
     assert results.runs(two_runs, options=["data.batch_size"])["data.batch_size"].tolist() == [4, 4]
+
+
+def test_runs_of_a_ladder_keep_apart(two_runs: Path, tmp_path: Path) -> None:
+    """Their last two folders have equal names; longer names tell them apart, other runs keep their short ones."""
+    pytest.importorskip("pandas")
+    for rung in ("slow", "fast"):
+        shutil.copytree(two_runs / "tiny" / "version_0", tmp_path / "ladder" / rung / "seed0" / "version_0")
+    shutil.copytree(two_runs / "tiny" / "version_1", tmp_path / "ladder" / "tiny" / "version_1")
+    names = ["fast/seed0/version_0", "slow/seed0/version_0", "tiny/version_1"]
+    assert sorted(results.runs(tmp_path / "ladder").index) == names
+    assert sorted(results.scalars(tmp_path / "ladder", str(tmp_path / "ladder" / "slow"))["run"].unique()) == names
 
 
 def test_no_run_and_no_pandas_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

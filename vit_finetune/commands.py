@@ -71,8 +71,9 @@ class ViTTrainer(Trainer):
         """List what is wrong with the pictures, count them, and draw some of each class.
 
         Every picture is decoded once. Problems are what a training refuses, or what makes its figures wrong: files that
-        cannot be read, unknown classes, classes without pictures, equal pictures in several splits or classes. Notes
-        are worth a look: pictures that are left out, tiny, long or huge, copies, uneven classes. The exit code is 1 if
+        cannot be read, unknown classes, classes without pictures, equal pictures in several splits or classes, or where
+        a random split can tear them apart. Notes are worth a look: pictures that are left out, tiny, long or huge,
+        other copies, uneven classes. The exit code is 1 if
         there are problems, else 0. Pictures are equal if all their pixels are.
 
         Args:

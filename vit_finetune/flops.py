@@ -2,6 +2,7 @@
 
 import functools
 import json
+import re
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ PEAK_TFLOPS: dict[str, tuple[float, float | None, float]] = {
     "V100-SXM2": (125, None, 15.7),  # V100 data sheet
     "T4": (65, None, 8.1),  # T4 data sheet
 }
-LOOKALIKES = ("GB200", "RTX 3090 Ti", "RTX 4090 D", "RTX 4090 Laptop")
+LOOKALIKES = ("MIG", "GB200", "RTX 3090 Ti", "RTX 4090 D", "RTX 4090 Laptop")
 
 
 def flops_per_picture(hparams: Any, num_classes: int) -> int:
@@ -32,13 +33,14 @@ def flops_per_picture(hparams: Any, num_classes: int) -> int:
 
     Counted by :mod:`torch.utils.flop_counter` (matrix products, convolutions and attention) on the meta device. What a
     frozen backbone saves is left out; what gradient checkpointing computes twice counts once, as the definition of
-    model FLOPs utilisation (MFU) has it (Chowdhery et al. 2022, arXiv:2204.02311, appendix B).
+    model FLOPs utilisation (MFU) has it (Chowdhery et al. 2022, arXiv:2204.02311, appendix B). With ``unfreeze_by`` the
+    number is that of the epochs in which everything is trained.
 
     Args:
         hparams: The model's options.
         num_classes: Size of the head.
     """
-    keys = ("name", "img_size", "drop_path", "timm_kwargs", "freeze_backbone")
+    keys = ("name", "img_size", "drop_path", "timm_kwargs", "freeze_backbone", "lora_rank")
     return _flops_per_picture(json.dumps({key: hparams[key] for key in keys}), num_classes)
 
 
@@ -46,10 +48,12 @@ def flops_per_picture(hparams: Any, num_classes: int) -> int:
 def _flops_per_picture(options: str, num_classes: int) -> int:
     from torch.utils.flop_counter import FlopCounterMode
 
-    from vit_finetune import network
+    from vit_finetune import lora, network
 
     hparams = json.loads(options)
     net = network.outline(hparams, num_classes)
+    if hparams["lora_rank"]:
+        lora.add(net, hparams["lora_rank"])
     network.choose_attention(net, torch.device("cpu"), "16")  # matrix products; a fused kernel computes some twice
     config = network.data_config(hparams["name"], hparams["img_size"], hparams["timm_kwargs"], None, None)
     with FlopCounterMode(display=False) as counter:
@@ -72,7 +76,8 @@ def peak_flops(device: torch.device, precision: str) -> float | None:
 
 def peak_of(name: str, precision: str, matmul_precision: str = "highest") -> float | None:
     """The same by the device's name; ``matmul_precision`` is ``highest``, ``high`` or ``medium``."""
-    known = next((peaks for part, peaks in PEAK_TFLOPS.items() if part in name), None)
+    # An A1000 is no A100, and a T400 no T4.
+    known = next((peaks for part, peaks in PEAK_TFLOPS.items() if re.search(rf"{part}(?!\d)", name)), None)
     if known is None or any(part in name for part in LOOKALIKES):
         return None
     half, tf32, full = known

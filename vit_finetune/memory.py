@@ -38,6 +38,7 @@ class Memory:
         optimizer: State of the optimiser; ``None`` where it can only be known by running it.
         activations: What the forward pass keeps for the backward pass.
         buckets: Copy of the gradients that DDP sends.
+        average: Moving average of what is trained, in 32 bits at least.
     """
 
     parameters: int
@@ -45,11 +46,12 @@ class Memory:
     optimizer: int | None
     activations: int
     buckets: int = 0
+    average: int = 0
 
     @property
     def total(self) -> int:
         """All of it; what kernels need for a moment, and what libraries take, comes on top."""
-        return self.parameters + self.gradients + (self.optimizer or 0) + self.activations + self.buckets
+        return sum(size or 0 for size in vars(self).values())
 
     def __str__(self) -> str:
         parts = [
@@ -110,10 +112,12 @@ def forecast(
     Returns:
         Bytes on the device that has most.
     """
-    from vit_finetune import network
+    from vit_finetune import lora, network
 
     device = "cuda" if device == "cuda" else "cpu"
     net = network.outline(hparams, classes)
+    if hparams["lora_rank"]:
+        lora.add(net, hparams["lora_rank"])
     net.to(_parameter_dtype(precision))
     network.choose_attention(net, torch.device(device), precision)
     if hparams["grad_checkpointing"]:
@@ -128,6 +132,9 @@ def forecast(
         optimizer=_optimizer_bytes(trained, hparams["optimizer"]),
         activations=_activation_bytes(net, size, batch_size, precision, device),
         buckets=gradients if layout.buckets else 0,
+        average=sum(tensor.numel() * max(4, tensor.itemsize) for tensor in trained)
+        if hparams["ema"] is not None
+        else 0,
     )
 
 

@@ -1,6 +1,7 @@
 """What runs came to, as pandas data frames: for notebooks and comparisons."""
 
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
@@ -30,7 +31,7 @@ def scalars(*sources: Source) -> "pd.DataFrame":
         MisconfigurationException: There is no such folder, or no run in it.
     """
     frame = _pandas().DataFrame(
-        [(_name(run), *row) for run in _runs(sources) for row in _read(run)],
+        [(name, *row) for name, run in _runs(sources).items() for row in _read(run)],
         columns=["run", "tag", "step", "value", "time"],
     )
     return frame.assign(time=_pandas().to_datetime(frame["time"], unit="s"))
@@ -53,9 +54,10 @@ def runs(*sources: Source, options: Sequence[str] | None = None) -> "pd.DataFram
         MisconfigurationException: There is no such folder, or no run in it.
     """
     pandas = _pandas()
-    asked = {_name(run): _options(run) for run in _runs(sources)}
+    found = _runs(sources)
+    asked = {name: _options(run) for name, run in found.items()}
     config = pandas.DataFrame(asked, dtype=object).T
-    results = pandas.DataFrame({_name(run): _result(run, asked[_name(run)]) for run in _runs(sources)}, dtype=object).T
+    results = pandas.DataFrame({name: _result(run, asked[name]) for name, run in found.items()}, dtype=object).T
     if options is None:
         options = [name for name in config if len(set(map(str, config[name]))) > 1]
     table = results.join(config.reindex(columns=list(options))).infer_objects()
@@ -63,16 +65,16 @@ def runs(*sources: Source, options: Sequence[str] | None = None) -> "pd.DataFram
     return table.sort_values(metric, ascending=mode == "min") if metric in table else table
 
 
-def _runs(sources: Iterable[Source]) -> list[Path]:
-    """Folders with an event file at or below the sources, in the order of their names."""
+def _runs(sources: Iterable[Source]) -> dict[str, Path]:
+    """Folders with an event file at or below the sources by their names, in the order of their paths."""
     found: dict[Path, None] = {}
     for source in sources:
         events = Path(source).rglob(EVENTS)
-        below = sorted({file.parent for file in events}, key=_natural)
+        below = sorted({file.parent.resolve() for file in events}, key=_natural)
         if not below:
             raise MisconfigurationException(f"{source} holds no run: no {EVENTS} at or below it.")
         found.update(dict.fromkeys(below))
-    return list(found)
+    return _named(list(found))
 
 
 def _natural(run: Path) -> tuple[str, int, str]:
@@ -81,9 +83,11 @@ def _natural(run: Path) -> tuple[str, int, str]:
     return str(run.parent), int(number) if number.isdigit() else -1, run.name
 
 
-def _name(run: Path) -> str:
-    """``experiment/version``, as TensorBoard calls a run below ``--logdir runs``."""
-    return "/".join(run.resolve().parts[-2:])
+def _named(runs: list[Path]) -> dict[str, Path]:
+    """``experiment/version``, as TensorBoard calls a run below ``--logdir runs``; longer where two are called so."""
+    endings = {run: ["/".join(run.parts[-length:]) for length in range(2, len(run.parts) + 1)] for run in runs}
+    counts = Counter(ending for some in endings.values() for ending in some)
+    return {next(ending for ending in some if counts[ending] == 1): run for run, some in endings.items()}
 
 
 def _read(run: Path) -> Iterator[tuple[str, int, float, float]]:

@@ -39,6 +39,8 @@ def run(words: list[str]) -> None:
     """
     options = parser().parse_args(words)
     folder = Path("runs") / "benchmark"
+    if options.frontends and options.ladder:
+        raise MisconfigurationException("--ladder and --frontends are two comparisons: give one of them.")
     if options.frontends:
         from vit_finetune.benchmark import frontends
 

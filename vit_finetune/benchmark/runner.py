@@ -64,12 +64,16 @@ def run(path: Path, output: Path, start: Start = run_process) -> int:
         How many runs failed; those that this machine cannot do are not counted.
 
     Raises:
-        MisconfigurationException: The ladder has a mistake, or the folder holds results of other options.
+        MisconfigurationException: The ladder has a mistake, or the folder holds something else.
     """
     rungs = read(path)
     options = {rung.name: resolve(rung) for rung in rungs}
     # What was skipped or failed is tried again: a device or a compiler may be there by now.
-    results = {result.key: result for result in load(output / "results.csv") if result.status == "done"}
+    table = output / "results.csv"
+    if not table.exists():
+        _refuse_foreign_folder(output)
+        store(table, [])  # from now on the folder is a ladder's
+    results = {result.key: result for result in load(table) if result.status == "done"}
     _refuse_other_options(results, options, output)
     runs = list(schedule(rungs))
     where = origin()
@@ -82,7 +86,7 @@ def run(path: Path, output: Path, start: Start = run_process) -> int:
             begun = Result(*key, options=_fingerprint(options[one.rung.name]), date=time.strftime(DATE), **where)
             results[key] = _execute(one, begun, options[one.rung.name], list(results.values()), output, start)
             print(results[key].outcome, flush=True)
-            store(output / "results.csv", list(results.values()))
+            store(table, list(results.values()))
     finally:
         if results:
             report.write(output, path.stem, rungs, options, list(results.values()))
@@ -189,6 +193,14 @@ def _reason(output: str) -> str:
 
 def _fingerprint(options: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(options, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def _refuse_foreign_folder(output: Path) -> None:
+    """A report replaces files and the folder summary, which must not be someone else's."""
+    if output.exists() and any(output.iterdir()):
+        raise MisconfigurationException(
+            f"--output {output} is not empty and holds no results of a ladder. Name another folder."
+        )
 
 
 def _refuse_other_options(

@@ -40,7 +40,7 @@ class SpeedMonitor(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Looks up what a picture costs, and starts the clock of the run."""
         names = getattr(pl_module, "class_names", None)
-        if names:
+        if names and not pl_module.hparams["unfreeze_by"]:  # which makes a picture dearer from epoch to epoch
             self._tera = flops.flops_per_picture(pl_module.hparams, len(names)) / 1e12
             self._peak = flops.peak_flops(pl_module.device, str(trainer.precision))
         self._train_start = time.perf_counter()

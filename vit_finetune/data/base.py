@@ -63,18 +63,13 @@ class ImageDataModule(LightningDataModule):
         super().__init__()
         self.save_hyperparameters(logger=False)  # of the subclass too
         make_plain(self.hparams)
-        for name, value, low, high in (
-            ("batch_size", batch_size, 1, None),
-            ("num_workers", num_workers or 0, 0, None),
-            ("val_fraction", val_fraction, 0, 1),
-            ("shift", shift, 0, 0.99),
-            ("erase", erase, 0, 1),
-            ("mixup", mixup, 0, None),
-            ("cutmix", cutmix, 0, None),
-        ):
-            if value < low or (high is not None and value > high):
-                limits = f"at least {low}" if high is None else f"between {low} and {high}"
-                raise MisconfigurationException(f"--data.{name} is {value}; it must be {limits}.")
+        require("batch_size", batch_size, 1)
+        require("num_workers", num_workers or 0, 0)
+        require("val_fraction", val_fraction, 0, 1)
+        require("shift", shift, 0, 0.99)
+        require("erase", erase, 0, 1)
+        require("mixup", mixup, 0)
+        require("cutmix", cutmix, 0)
         self.batch_size = int(batch_size)
         self.num_workers = num_workers
         self.val_fraction = val_fraction
@@ -223,6 +218,17 @@ def _hand_over(batch: Batch) -> Batch:
             if isinstance(value, torch.Tensor):
                 value.share_memory_()
     return batch
+
+
+def require(name: str, value: float, low: float, high: float | None = None) -> None:
+    """Refuses the value of an option that is out of range.
+
+    Raises:
+        MisconfigurationException: Names the option and its limits.
+    """
+    if value < low or (high is not None and value > high):
+        limits = f"at least {low}" if high is None else f"between {low} and {high}"
+        raise MisconfigurationException(f"--data.{name} is {value}; it must be {limits}.")
 
 
 def _seed(*position: int) -> int:

@@ -169,7 +169,7 @@ def _left_out(root: Path, listed: set[str]) -> Iterator[Finding]:
         folders[:] = sorted(name for name in folders if not name.startswith(".") and name.lower() not in SYSTEM_FOLDERS)
         for name in sorted(names):
             extension = os.path.splitext(name)[1].lower()
-            if name.startswith(".") or (path := os.path.join(parent, name)) in listed:
+            if name.startswith(".") or (path := str(Path(parent, name))) in listed:
                 continue
             if extension in EXTENSIONS:
                 stray.append(path)

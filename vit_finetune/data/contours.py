@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from vit_finetune.data.base import ImageDataModule
+from vit_finetune.data.base import ImageDataModule, require
 from vit_finetune.data.pictures import MemoryPictures, PictureSet
 
 PIXELS = 32
@@ -46,6 +46,11 @@ class Contours(ImageDataModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        require("outlines", outlines, 1)
+        require("materials", materials, 1)
+        require("train_size", train_size, 1)
+        require("test_size", test_size, 1)
+        require("noise", noise, 0)
         self.outlines, self.materials = outlines, materials
         self.train_size, self.test_size = train_size, test_size
         self.turn, self.noise = turn, noise

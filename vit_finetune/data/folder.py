@@ -9,7 +9,7 @@ import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_only, rank_zero_warn
 
-from vit_finetune.data.base import STAGES, ImageDataModule
+from vit_finetune.data.base import STAGES, ImageDataModule, require
 from vit_finetune.data.decode import EXTENSIONS, BrokenPicture, decode, read_size
 from vit_finetune.data.files import FilePictures, PicturesToPredict
 from vit_finetune.data.listing import find_pictures, list_classes, read_list, try_files
@@ -55,6 +55,9 @@ class ImageFolder(ImageDataModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        require("test_fraction", test_fraction, 0, 1)
+        require("size", 1 if size is None else size, 1)
+        require("cache_gb", cache_gb, 0)
         self.root = Path(root)
         self.test_fraction = test_fraction
         self.size = size
@@ -112,7 +115,7 @@ class ImageFolder(ImageDataModule):
         if "all" in files:
             rest, test = stratified_holdout(files["all"].labels, self.test_fraction, self.split_seed)
             files = {"train": files["all"].subset(rest), "test": files["all"].subset(test)}
-        if "val" not in files and "train" in files and stage != "test":
+        if "val" not in files and "train" in files and (stage != "test" or "test" not in files):
             files |= self.hold_out(files["train"])  # type: ignore[arg-type]
         if "test" not in files and "val" in files:
             if stage == "test":
@@ -190,7 +193,8 @@ class ImageFolder(ImageDataModule):
                 f"--data.skip_broken true:{shown}"
             )
         rank_zero_warn(f"{len(lines)} pictures cannot be read and are left out:{shown}")
-        folder = self.trainer.log_dir if self.trainer else None
+        # A trainer without a logger, such as that of export, has no folder of its own.
+        folder = self.trainer.log_dir if self.trainer and self.trainer.loggers else None
         if folder:
             _write_lines(Path(folder) / f"skipped-{stage}.txt", lines)
         kept = {

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vit_finetune.data.base import ImageDataModule
+from vit_finetune.data.base import ImageDataModule, require
 from vit_finetune.data.pictures import MemoryPictures, PictureSet
 
 PIXELS = 32
@@ -35,6 +35,9 @@ class Shapes(ImageDataModule):
         self, train_size: int = 10_000, test_size: int = 2_000, noise: float = 0.05, seed: int = 0, **kwargs: Any
     ) -> None:
         super().__init__(**kwargs)
+        require("train_size", train_size, 1)
+        require("test_size", test_size, 1)
+        require("noise", noise, 0)
         self.train_size, self.test_size = train_size, test_size
         self.noise = noise
         self.seed = seed

@@ -122,7 +122,9 @@ def _recipe(facts: Facts, header: dict[str, Any]) -> str:
     precision = ""
     if run is not None:
         trainer = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8")).get("trainer", {})
-        precision = f", in precision {trainer.get('precision') or '32-true'}"
+        plugins = [plugin for plugin in trainer.get("plugins") or [] if isinstance(plugin, dict)]
+        brought = [plugin.get("init_args", {}).get("precision") for plugin in plugins]  # by 16-mixed-cpu.yaml
+        precision = f", in precision {trainer.get('precision') or next(filter(None, brought), '32-true')}"
     return f"{done}{precision}. Options that differ from the defaults{_listed(options)}"
 
 

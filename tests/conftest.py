@@ -145,8 +145,9 @@ def only(folder: Path, pattern: str) -> Path:
 
 
 def scalars(run: Path) -> dict[str, list[tuple[int, float]]]:
-    """Tag to (step, value) pairs of the one event file below a folder."""
-    events = EventAccumulator(str(only(run, "events.out.tfevents.*")), size_guidance={"scalars": 0})
+    """Tag to (step, value) pairs of the one run at or below a folder; a run gone on with has two event files."""
+    (folder,) = {file.parent for file in run.rglob("events.out.tfevents.*")}
+    events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
     events.Reload()
     return {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
 

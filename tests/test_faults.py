@@ -1,5 +1,6 @@
 """Runs that are killed, stopped or cut short, and what they go on from."""
 
+import math
 import os
 import random
 import signal
@@ -8,12 +9,16 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch import Callback, Trainer
 
-from tests.conftest import CPU, REPOSITORY, TINY_KWARGS, equal, make_tree, only, weights
+from tests.conftest import CPU, REPOSITORY, TINY_KWARGS, equal, make_tree, only, scalars, weights
 from vit_finetune import checkpoints, main
+from vit_finetune.callbacks import LastCheckpoint
 
 LIMIT = 120  # seconds
 
@@ -32,11 +37,14 @@ class Killed(BaseException):
     """Stands for the moment at which a process is gone."""
 
 
-@pytest.mark.parametrize("step", [3, 5, 7, 14])
+@pytest.mark.parametrize(
+    ("step", "end"), [(3, 15), (5, 15), (7, 15), (14, 15), (5, 13)], ids=lambda number: str(number)
+)
 def test_killed_anywhere_ends_as_if_it_had_not_been(
-    step: int, options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    step: int, end: int, options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed before a step in the middle or at the end of an epoch; the last file is one or two steps older."""
+    options = options if end == 15 else [*options, f"--trainer.max_steps={end}"]
     main([*options, "--experiment=whole"])
     from vit_finetune import ViTClassifier
 
@@ -55,8 +63,88 @@ def test_killed_anywhere_ends_as_if_it_had_not_been(
     saved = torch.load(last, weights_only=True)["global_step"]
     assert saved == max(step - step % 2, step - step % 5)
     main([*options, f"--ckpt_path={last}"])
-    assert torch.load(last, weights_only=True)["global_step"] == 15
+    assert torch.load(last, weights_only=True)["global_step"] == end
     assert equal(weights(last), weights(only(tmp_path / "runs" / "whole", "last.ckpt")))
+    # Both parts of the resumed run together have the points of the whole one, and no others.
+    points = {name: scalars(tmp_path / "runs" / name / "version_0") for name in ("killed", "whole")}
+    for tag in ("train/loss", "train/acc", "val/loss"):
+        assert [step for step, _ in points["killed"][tag]] == [step for step, _ in points["whole"][tag]], tag
+        assert not any(math.isnan(value) for _, value in points["killed"][tag]), tag
+    for tag in ("train/images_per_second", "train/first_step_seconds"):
+        assert all(0 < value < 60 or tag.endswith("second") and value > 1 for _, value in points["killed"][tag]), tag
+
+
+@pytest.mark.parametrize("ending", ["killed in validation", "signal at the last step"])
+def test_stopped_between_the_last_step_and_the_end_of_an_epoch(
+    ending: str, options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No epoch is left out after it, even if a file was due at that step."""
+    from vit_finetune import ViTClassifier
+
+    hook = "validation_step" if ending == "killed in validation" else "training_step"
+    step = getattr(ViTClassifier, hook)
+
+    def stops(self: ViTClassifier, batch: dict[str, torch.Tensor], batch_idx: int) -> torch.Tensor:
+        if hook == "validation_step" and self.global_step == 10:
+            raise Killed
+        if hook == "training_step" and self.global_step == 9:
+            signal.raise_signal(signal.SIGTERM)
+        return step(self, batch, batch_idx)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ViTClassifier, hook, stops)
+        with pytest.raises((Killed, SystemExit)):
+            main([*options, "--experiment=stopped"])
+    main([*options, "--experiment=whole"])
+    last, whole = (only(tmp_path / "runs" / name, "last.ckpt") for name in ("stopped", "whole"))
+    main([*options, f"--ckpt_path={last}"])
+    assert torch.load(last, weights_only=True)["global_step"] == 15
+    assert equal(weights(last), weights(whole))
+
+
+def test_progress_of_a_run_resumed_within_an_epoch(
+    options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main([*options, "--trainer.max_steps=8"])
+    capsys.readouterr()
+    main([*options, f"--ckpt_path={only(tmp_path, 'last.ckpt')}"])
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("epoch ")]
+    assert [line.split("  ")[0] for line in lines] == ["epoch 1/2 done", "epoch 2/2 done"]
+
+
+def test_time_limit_without_validation_loses_nothing(options: list[str], tmp_path: Path) -> None:
+    """Stopped within the first epoch, after which nothing else would save."""
+    stop = ["--trainer.callbacks=tests.test_faults.StopAtThird", "--trainer.limit_val_batches=0"]
+    main([*options, *stop, "--last_checkpoint.every_n_steps=null"])
+    last = only(tmp_path, "last.ckpt")
+    assert torch.load(last, weights_only=True)["global_step"] == 3
+    main([*options, "--trainer.limit_val_batches=0", f"--ckpt_path={last}"])
+    main([*options, "--trainer.limit_val_batches=0", "--experiment=whole"])
+    assert equal(weights(last), weights(only(tmp_path / "runs" / "whole", "last.ckpt")))
+
+
+class StopAtThird(Callback):
+    """Asks the run to end after three steps, as Lightning's timer does."""
+
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+        trainer.should_stop = trainer.global_step == 3
+
+
+@pytest.mark.parametrize("window", [1, 2, 4, 8, 30])
+def test_several_processes_hear_of_a_signal_within_ten_batches(window: int) -> None:
+    """However many batches an optimiser step takes; only between steps, and at the latest after ten."""
+    asked: list[int] = []
+    strategy = SimpleNamespace(reduce_boolean_decision=lambda received, all: asked.append(batch))
+    trainer: Any = SimpleNamespace(
+        accumulate_grad_batches=window, is_last_batch=False, max_steps=-1, world_size=2, strategy=strategy
+    )
+    trainer.should_stop = False
+    for batch in range(120):
+        trainer.global_step = (batch + 1) // window
+        LastCheckpoint().on_train_batch_end(trainer, None, None, None, batch)  # type: ignore[arg-type]
+    assert all((batch + 1) % window == 0 for batch in asked)
+    gaps = [after - before for before, after in zip([-1, *asked], [*asked, 119], strict=True)]
+    assert max(gaps) <= max(10, window) and len(asked) <= 120 // 5
 
 
 def start(options: list[str], folder: Path, launcher: tuple[str, ...] = ()) -> subprocess.Popen[str]:

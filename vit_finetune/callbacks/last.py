@@ -10,13 +10,14 @@ from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.loops.fit_loop import RestartStage
 from lightning.pytorch.plugins.environments import SLURMEnvironment
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from vit_finetune.window import require_finite
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-ASK_EVERY = 10  # steps; several processes have to agree on where to stop, and asking takes a message each
+ASK_EVERY = 10  # batches; several processes have to agree on where to stop, and asking takes a message each
 
 
 class LastCheckpoint(Checkpoint):
@@ -43,6 +44,7 @@ class LastCheckpoint(Checkpoint):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Takes over the signals, except on SLURM, where Lightning saves and puts the job back into the queue."""
+        _begin_next_epoch(trainer)
         self._received = None
         slurm = isinstance(trainer._accelerator_connector.cluster_environment, SLURMEnvironment)
         if threading.current_thread() is threading.main_thread() and not slurm:
@@ -58,14 +60,19 @@ class LastCheckpoint(Checkpoint):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Saves if it is time to, and stops if a signal asked for it."""
-        # Between optimiser steps only: gradients that were accumulated are not saved.
-        if (batch_idx + 1) % trainer.accumulate_grad_batches and not trainer.is_last_batch:
+        # Between an epoch's last step and its end nothing is saved: going on from there would leave an epoch out.
+        if trainer.is_last_batch:
             return
-        due = self.every_n_steps and trainer.global_step % self.every_n_steps == 0
-        if due or trainer.global_step == trainer.max_steps:  # an epoch cut short must not count as finished
+        window = trainer.accumulate_grad_batches
+        # An epoch cut short, by --trainer.max_time for example, must not count as finished.
+        ends = trainer.global_step == trainer.max_steps or (trainer.should_stop and trainer.fit_loop._can_stop_early)
+        # Otherwise between optimiser steps only: gradients that were accumulated are not saved.
+        if (batch_idx + 1) % window and not ends:
+            return
+        if ends or (self.every_n_steps and trainer.global_step % self.every_n_steps == 0):
             require_finite(trainer, float(outputs["loss"]), "training")  # no broken weights over good ones
             self.save(trainer)
-        if trainer.world_size == 1 or batch_idx % ASK_EVERY == 0:
+        if trainer.world_size == 1 or trainer.global_step % max(1, ASK_EVERY // window) == 0:
             self._stop_if_asked(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -96,3 +103,17 @@ class LastCheckpoint(Checkpoint):
             "go on by fit with the same options and --ckpt_path last"
         )
         raise SystemExit(128 + number)
+
+
+def _begin_next_epoch(trainer: Trainer) -> None:
+    """Lets a run that was saved at an epoch's end go on with the next epoch where ``--trainer.max_steps`` is given.
+
+    There Lightning 2.6 takes every run that goes on for one within an epoch. It would run the finished epoch once more,
+    without batches, and count it.
+    """
+    loop = trainer.fit_loop
+    if loop.restarted_on_epoch_end:
+        loop.epoch_progress.increment_completed()
+        loop._restart_stage = RestartStage.NONE
+        for each in (loop, loop.epoch_loop, loop.epoch_loop.val_loop):
+            each._restarting = False

@@ -48,13 +48,14 @@ class PlainProgress(ProgressBar):
     def on_train_epoch_start(self, trainer: Trainer, *_: Any) -> None:
         """Prints the epoch before, whose metrics are complete only now."""
         self._print_epoch(trainer)
-        self._epoch = trainer.current_epoch
-        self._next = time.monotonic() + LINE_EVERY
+        self._begin(trainer)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Prints a line if the last one is old enough."""
+        if self._epoch is None:  # a run that goes on within an epoch gets no start of that epoch
+            self._begin(trainer)
         if time.monotonic() >= self._next:
             self._next = time.monotonic() + LINE_EVERY
             self._print(
@@ -82,6 +83,10 @@ class PlainProgress(ProgressBar):
         if self._enabled and time.monotonic() >= self._next:
             self._next = time.monotonic() + LINE_EVERY
             print(f"predict batch {batch_idx + 1}/{trainer.num_predict_batches[dataloader_idx]}", flush=True)
+
+    def _begin(self, trainer: Trainer) -> None:
+        self._epoch = trainer.current_epoch
+        self._next = time.monotonic() + LINE_EVERY
 
     def _print_epoch(self, trainer: Trainer) -> None:
         if self._epoch is not None:

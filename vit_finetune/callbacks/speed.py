@@ -44,6 +44,7 @@ class SpeedMonitor(Callback):
             self._tera = flops.flops_per_picture(pl_module.hparams, len(names)) / 1e12
             self._peak = flops.peak_flops(pl_module.device, str(trainer.precision))
         self._train_start = time.perf_counter()
+        self._restart(trainer)  # a run that goes on within an epoch gets no start of that epoch
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Starts the clock."""

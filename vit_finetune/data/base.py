@@ -135,7 +135,7 @@ class ImageDataModule(LightningDataModule):
         loader = TrainLoader(pictures, sampler=sampler, **self._loader_options(pictures))
         trainer = self.trainer
         if trainer is not None:
-            loader.batches_done = lambda: trainer.fit_loop.epoch_loop.batch_progress.current.processed  # type: ignore[attr-defined]
+            loader.batches_done = lambda: _batches_done(trainer)
         return loader
 
     def val_dataloader(self) -> DataLoader[Batch]:
@@ -218,6 +218,15 @@ def _hand_over(batch: Batch) -> Batch:
             if isinstance(value, torch.Tensor):
                 value.share_memory_()
     return batch
+
+
+def _batches_done(trainer: Any) -> int:
+    """Batches trained on in the epoch at hand; none of a finished one, since the next one begins at its beginning."""
+    epochs = trainer.fit_loop.epoch_progress.current
+    if epochs.processed == epochs.started:
+        return 0
+    done: int = trainer.fit_loop.epoch_loop.batch_progress.current.processed
+    return done
 
 
 def require(name: str, value: float, low: float, high: float | None = None) -> None:

@@ -37,9 +37,7 @@ class Killed(BaseException):
     """Stands for the moment at which a process is gone."""
 
 
-@pytest.mark.parametrize(
-    ("step", "end"), [(3, 15), (5, 15), (7, 15), (14, 15), (5, 13)], ids=lambda number: str(number)
-)
+@pytest.mark.parametrize(("step", "end"), [(3, 15), (5, 15), (7, 15), (14, 15), (5, 13)], ids=str)
 def test_killed_anywhere_ends_as_if_it_had_not_been(
     step: int, end: int, options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -71,7 +69,7 @@ def test_killed_anywhere_ends_as_if_it_had_not_been(
         assert [step for step, _ in points["killed"][tag]] == [step for step, _ in points["whole"][tag]], tag
         assert not any(math.isnan(value) for _, value in points["killed"][tag]), tag
     for tag in ("train/images_per_second", "train/first_step_seconds"):
-        assert all(0 < value < 60 or tag.endswith("second") and value > 1 for _, value in points["killed"][tag]), tag
+        assert all(0 < value < 60 or (tag.endswith("second") and value > 1) for _, value in points["killed"][tag]), tag
 
 
 @pytest.mark.parametrize("ending", ["killed in validation", "signal at the last step"])

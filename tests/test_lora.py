@@ -91,3 +91,14 @@ class TestWithPeft:
         assert set(torch.load(only(tmp_path, "last.ckpt"), weights_only=True)["training_weights"]) == {
             name for name in weights(only(tmp_path, "last.ckpt")) if "lora" in name or "head" in name
         }
+
+    def test_a_new_run_starts_from_what_the_updates_made(self, folder_args: list[str], tmp_path: Path) -> None:
+        main(["fit", *folder_args, "--model.lora_rank=4", "--model.lr=0.1", "--model.layer_decay=null"])
+        last = only(tmp_path, "last.ckpt")
+        still = ["--model.lr=0", "--model.min_lr=0", "--experiment=again"]
+        main(["fit", *folder_args, f"--model.weights={last}", *still])
+        module = ViTClassifier.load_from_checkpoint(last)
+        module.merge_lora()
+        again = weights(only(tmp_path / "runs" / "again", "last.ckpt"))
+        for key, value in module.state_dict().items():
+            assert torch.allclose(value, again[key], atol=1e-6), key

@@ -7,6 +7,8 @@ import pytest
 import timm
 import torch
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from timm.models.vision_transformer import Block
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
 
 from tests.conftest import CPU, TINY_KWARGS, TINY_MODEL, make_tree, scalars
 from vit_finetune import main
@@ -71,6 +73,25 @@ def test_frozen_parameters_are_left_out() -> None:
 def test_unknown_optimiser_is_refused_with_similar_names() -> None:
     with pytest.raises(MisconfigurationException, match=r"'adamv' is not a timm optimiser. Similar: .*adamw"):
         build_optimizer(network(), {}, "adamv", 1e-3, fused=False)
+
+
+def test_second_derivatives_are_refused() -> None:
+    with pytest.raises(MisconfigurationException, match="adahessian needs second derivatives"):
+        build_optimizer(network(), {}, "adahessian", 1.0, fused=False)
+
+
+def test_no_parameter_is_lost_by_what_strategies_wrap() -> None:
+    """FSDP's activation checkpointing renames parameters; a name that is not understood must not go untrained."""
+    net = network()
+    rules = parameter_rules(net, 0.05, None)
+    plain = build_optimizer(net, rules, "adamw", 1.0, fused=False)
+    apply_activation_checkpointing(net, check_fn=lambda module: isinstance(module, Block))
+    assert any("_checkpoint_wrapped_module" in name for name, _ in net.named_parameters())
+    wrapped = build_optimizer(net, rules, "adamw", 1.0, fused=False)
+    assert [len(g["params"]) for g in wrapped.param_groups] == [len(g["params"]) for g in plain.param_groups]
+    net.head = torch.nn.Sequential(net.head)
+    with pytest.raises(RuntimeError, match=r"2 trainable parameters got lost on the way, such as head\.bias"):
+        build_optimizer(net, rules, "adamw", 1.0, fused=False)
 
 
 def test_schedule_values() -> None:

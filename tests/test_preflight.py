@@ -11,7 +11,7 @@ import torch
 
 from tests.conftest import CPU, TINY, TINY_MODEL, make_tree, only
 from tests.test_distributed import run
-from vit_finetune import ViTClassifier, main, preflight
+from vit_finetune import ViTClassifier, failures, main, preflight
 from vit_finetune.optim import rate_factor
 
 
@@ -137,6 +137,32 @@ def test_loss_that_is_no_number_stops_the_run(
     assert "The training loss is not finite by step" in error and "precision 32-true" in error
     last = torch.load(only(tmp_path, "last.ckpt"), weights_only=True)
     assert last["global_step"] == 7 and last["state_dict"]["net.head.weight"].isfinite().all()
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        "--model.optimizer=sgd",
+        "--model.freeze_backbone=true",
+        "--model.layer_decay=null",
+        "--model.head_lr_scale=3",
+        "--model.weight_decay=0",
+        "--model.unfreeze_by=1",
+    ],
+)
+def test_resume_with_another_optimiser_is_refused(
+    changed: str, folder_args: list[str], fails: Callable[..., str], tmp_path: Path
+) -> None:
+    main(["fit", *folder_args, "--trainer.max_steps=1"])
+    last = only(tmp_path, "last.ckpt")
+    option, value = changed.split("=")
+    message = fails("fit", *folder_args, "--trainer.max_steps=2", f"--ckpt_path={last}", changed)
+    value = {"true": "True", "null": "None"}.get(value, value)
+    assert f"does not fit {option} {value}" in message and f"fit --model.weights {last}" in message
+
+
+def test_memory_error_without_words() -> None:
+    assert failures.explain(MemoryError()) == failures.OUT_OF_MEMORY
 
 
 def test_out_of_memory_names_the_ways_out(

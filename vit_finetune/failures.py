@@ -19,7 +19,8 @@ NO_SHARED_MEMORY = (
 def explain(error: Exception) -> str | None:
     """What a user can do about an error, ``None`` for one that only its traceback explains."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
-        return f"{OUT_OF_MEMORY} ({str(error).splitlines()[0]})"
+        reason = str(error).partition("\n")[0]  # Python's own has none
+        return f"{OUT_OF_MEMORY} ({reason})" if reason else OUT_OF_MEMORY
     if "shared memory" in str(error):  # of torch's and of Python's own multiprocessing alike
         return NO_SHARED_MEMORY
     # The last: a full disk, a folder that is a file, no permission.

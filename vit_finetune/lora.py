@@ -3,10 +3,11 @@
 import importlib.util
 
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from torch import nn
+from torch import Tensor, nn
 
 from vit_finetune.network import head_names
 
+SCALE = 2  # of the updates, as is usual: peft's alpha is this many times the rank
 ADAPTED = r".*\.attn\.(qkv|proj)"  # timm's names of the attention's two matrices
 
 
@@ -20,7 +21,7 @@ def missing() -> str | None:
 def add(net: nn.Module, rank: int) -> None:
     """Freezes the network but for its head and adds an update of that rank to each attention matrix, in place.
 
-    The updates start at zero and count twofold (``alpha = 2 * rank``), as is usual.
+    The updates start at zero.
 
     Raises:
         MisconfigurationException: peft is missing, or the network has no such matrices.
@@ -30,7 +31,7 @@ def add(net: nn.Module, rank: int) -> None:
     from peft import LoraConfig, inject_adapter_in_model
 
     try:
-        inject_adapter_in_model(LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=ADAPTED), net)
+        inject_adapter_in_model(LoraConfig(r=rank, lora_alpha=SCALE * rank, target_modules=ADAPTED), net)
     except ValueError as error:  # another kind of attention, or a rank below one
         raise MisconfigurationException(f"--model.lora_rank {rank} does not fit this network: {error}") from error
     for name in head_names(net):
@@ -45,3 +46,19 @@ def merge(net: nn.Module) -> None:
         if isinstance(layer, LoraLayer):
             layer.merge()
             net.set_submodule(name, layer.get_base_layer())
+
+
+def merge_state(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The same for the tensors of a checkpoint; those of a network without updates are returned as they are.
+
+    Args:
+        state: Tensors by the names of the network's parameters.
+    """
+    merged = dict(state)
+    for key in state:
+        layer, found, _ = key.partition(".lora_A.")
+        if found:
+            down, up = merged.pop(key), merged.pop(key.replace(".lora_A.", ".lora_B."))
+            weight = f"{layer}.base_layer.weight"
+            merged[weight] = merged[weight] + SCALE * (up.float() @ down.float()).to(merged[weight].dtype)
+    return {key.replace(".base_layer.", "."): value for key, value in merged.items()}

@@ -8,7 +8,7 @@ from typing import Any
 import torch.nn.functional as F
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, LightningModule
-from lightning.pytorch.plugins.precision import MixedPrecision
+from lightning.pytorch.plugins.precision import FSDPPrecision, MixedPrecision
 from lightning.pytorch.strategies import FSDPStrategy
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
@@ -46,7 +46,7 @@ class ViTClassifier(LightningModule):
         drop_path: Largest probability that a block is skipped in training (stochastic depth).
         label_smoothing: Share of the training target that is spread over all classes. Validation and test loss are
             plain cross-entropy.
-        optimizer: Any optimiser of timm.
+        optimizer: Any optimiser of timm that needs first derivatives only.
         lr: Peak learning rate; with layer_decay that of the head, with each block below at a lower one.
         lr_for_batch: The global batch that lr is meant for. Another one (per device times devices times accumulation)
             scales it: by the ratio for sgd and its relatives, by the square root of the ratio for adaptive optimisers.
@@ -313,7 +313,8 @@ class ViTClassifier(LightningModule):
         if trainer.max_epochs == -1 and trainer.max_steps == -1:
             raise MisconfigurationException("A schedule needs an end: --trainer.max_epochs or --trainer.max_steps.")
         # Lightning cannot clip the gradients of a fused optimiser under mixed precision.
-        clips = bool(trainer.gradient_clip_val) and isinstance(trainer.precision_plugin, MixedPrecision)
+        scales = isinstance(trainer.precision_plugin, (MixedPrecision, FSDPPrecision))
+        clips = bool(trainer.gradient_clip_val) and scales
         fused = not clips and self.device.type in ("cpu", "cuda")
         assert self.net is not None
         lr = optim.scaled_rate(trainer, h.optimizer, h.lr, h.lr_for_batch)

@@ -182,6 +182,8 @@ def load_local_weights(net: nn.Module, path: str) -> None:
     Raises:
         MisconfigurationException: The file cannot be read or belongs to another architecture.
     """
+    from vit_finetune import lora  # which imports this module
+
     try:
         state = timm.models.load_state_dict(str(embedded.PATH) if path == embedded.KEYWORD else path)
     except Exception as error:  # the readers raise anything on files that hold no weights
@@ -189,6 +191,7 @@ def load_local_weights(net: nn.Module, path: str) -> None:
     prefix = "net."
     if any(key.startswith(prefix) for key in state):
         state = {key[len(prefix) :]: value for key, value in state.items() if key.startswith(prefix)}
+        state = lora.merge_state(state)
     _load(net, state, f"--model.weights {path}")
 
 

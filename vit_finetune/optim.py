@@ -3,6 +3,7 @@
 import difflib
 import inspect
 import math
+import re
 from typing import Any
 
 import timm.optim
@@ -16,6 +17,9 @@ from vit_finetune.network import head_names
 
 Rule = dict[str, float]
 """``weight_decay`` of a parameter and, with layer decay or another rate for the head, ``lr_scale``."""
+
+WRAPPERS = re.compile("_fsdp_wrapped_module[.]|_checkpoint_wrapped_module[.]")
+"""What FSDP and its activation checkpointing put into the names of parameters."""
 
 
 def parameter_rules(
@@ -67,22 +71,28 @@ def build_optimizer(net: nn.Module, rules: dict[str, Rule], name: str, lr: float
 
     Raises:
         MisconfigurationException: The optimiser is unknown; similar names are given.
+        RuntimeError: A strategy has given a trainable parameter another name, so that it would not be trained.
     """
     check_name(name)
     groups: dict[Any, dict[str, Any]] = {}
+    left = set(rules)
     for key, parameter in net.named_parameters():
-        rule = rules.get(key.replace("_fsdp_wrapped_module.", ""))
+        plain = WRAPPERS.sub("", key)
+        rule = rules.get(plain)
         if rule is not None:
+            left.remove(plain)
             # Tensors that are spread over different sets of devices cannot share one fused kernel.
             place = str(getattr(parameter, "device_mesh", None))
             groups.setdefault((*rule.items(), place), {**rule, "params": []})["params"].append(parameter)
+    if left:
+        raise RuntimeError(f"{len(left)} trainable parameters got lost on the way, such as {min(left)}")
     accepted = inspect.signature(timm.optim.get_optimizer_class(name)).parameters
     options: dict[str, Any] = {"fused": True} if fused and "fused" in accepted else {}
     return timm.optim.create_optimizer_v2(list(groups.values()), opt=name, lr=lr, **options)
 
 
 def check_name(name: str) -> None:
-    """Refuses an optimiser that timm does not know.
+    """Refuses an optimiser that timm does not know, or that needs second derivatives, which no step here computes.
 
     Raises:
         MisconfigurationException: Names similar ones.
@@ -93,6 +103,8 @@ def check_name(name: str) -> None:
         raise MisconfigurationException(
             f"--model.optimizer {name!r} is not a timm optimiser. Similar: {', '.join(near)}."
         )
+    if timm.optim.get_optimizer_info(name).second_order:
+        raise MisconfigurationException(f"--model.optimizer {name} needs second derivatives. Take adamw, for example.")
 
 
 LINEAR = ("sgd", "momentum", "lars", "nesterov")

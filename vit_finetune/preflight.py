@@ -53,6 +53,7 @@ def check_fit(
         problems.append(str(error))
     if checkpoint is not None:
         problems += [_cannot_resume(trainer, path, checkpoint), _average_dropped(model, checkpoint)]
+        problems.append(_other_optimizer(model, path, checkpoint))
     else:
         problems += [_occupied(trainer), _no_weights(model)]
     problems.append(data.missing())
@@ -142,6 +143,18 @@ def _average_dropped(model: ViTClassifier, checkpoint: dict[str, Any]) -> str | 
     if "training_weights" in checkpoint and model.hparams["ema"] is None:
         return "The run keeps a moving average of its weights and cannot go on without: leave --model.ema out."
     return None
+
+
+def _other_optimizer(model: ViTClassifier, path: Path | None, checkpoint: dict[str, Any]) -> str | None:
+    """Options that decide what optimiser state there is, and how its parameters are grouped."""
+    before, now = checkpoint.get("hyper_parameters", {}), model.hparams
+    changed = [name for name in ("optimizer", "freeze_backbone", "lora_rank") if before.get(name) != now[name]]
+    neutral = {"layer_decay": None, "unfreeze_by": None, "head_lr_scale": 1, "weight_decay": 0}
+    changed += [name for name, none in neutral.items() if (before.get(name, none) == none) != (now[name] == none)]
+    if not changed or "optimizer_states" not in checkpoint:
+        return None
+    options = ", ".join(f"--model.{name} {now[name]} (was {before.get(name)})" for name in changed)
+    return f"The optimiser's state in {path} does not fit {options}: leave out what was changed. {RESTART} {path}"
 
 
 def _occupied(trainer: Trainer) -> str | None:

@@ -230,3 +230,18 @@ def test_restart_goes_on_only_when_a_job_was_started_again(
     main(["fit", *folder_args, "--ckpt_path=restart", "--trainer.max_epochs=2", "--experiment=imagefolder"])
     assert torch.load(only(run, "last.ckpt"), weights_only=True)["global_step"] == 10
     assert checkpoints.resolve("restart", Path("runs"), "none-yet") is None
+    # This job's first attempt left no file; what an older job left is none of its business.
+    (Path("runs") / "imagefolder" / "version_1").mkdir()
+    (Path("runs") / "imagefolder" / "version_1" / "config.yaml").touch()
+    assert checkpoints.resolve("restart", Path("runs"), "imagefolder") is None
+
+
+def test_experiment_and_folder_of_a_config_file_count(folder_args: list[str], tmp_path: Path) -> None:
+    """The newest run of all is another experiment's."""
+    (tmp_path / "my.yaml").write_text("experiment: cats\ntrainer: {default_root_dir: elsewhere}\n")
+    main(["fit", *folder_args, "--config=my.yaml"])
+    main(["fit", *folder_args, "--trainer.default_root_dir=elsewhere", "--experiment=dogs"])
+    cats, dogs = (only(tmp_path / "elsewhere" / name, "last.ckpt") for name in ("cats", "dogs"))
+    main(["fit", *folder_args, "--config=my.yaml", "--ckpt_path=last", "--trainer.max_epochs=2"])
+    steps = [torch.load(path, weights_only=True)["global_step"] for path in (cats, dogs)]
+    assert steps == [10, 5]

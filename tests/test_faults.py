@@ -252,6 +252,36 @@ def test_signals_are_given_back(
     assert [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)] == handlers
 
 
+def test_slurm_job_saves_in_time_and_goes_on(
+    options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SIGUSR1 some time before the end; nothing is left beside the run from which another job would go on."""
+    from vit_finetune import ViTClassifier
+
+    train = ViTClassifier.training_step
+
+    def receives(self: ViTClassifier, batch: dict[str, torch.Tensor], batch_idx: int) -> torch.Tensor:
+        if self.global_step == 6:
+            signal.raise_signal(signal.SIGUSR1)
+        return train(self, batch, batch_idx)
+
+    ranks = {f"SLURM_{name}": "0" for name in ("PROCID", "LOCALID", "NODEID", "STEP_ID")}
+    for name, value in {"SLURM_JOB_ID": "1", "SLURM_NTASKS": "1", "SLURM_JOB_NAME": "train", **ranks}.items():
+        monkeypatch.setenv(name, value)
+    options = [*options, "--ckpt_path=restart", "--last_checkpoint.every_n_steps=null"]
+    with monkeypatch.context() as patch:
+        patch.setattr(ViTClassifier, "training_step", receives)
+        with pytest.raises(SystemExit) as stop:
+            main(options)
+    assert stop.value.code == 128 + signal.SIGUSR1 == 138
+    last = only(tmp_path, "last.ckpt")
+    assert list(tmp_path.rglob("*.ckpt")) and not list(tmp_path.rglob("hpc*"))
+    assert torch.load(last, weights_only=True)["global_step"] == 7
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    main(options)
+    assert torch.load(last, weights_only=True)["global_step"] == 15
+
+
 def test_full_disk_leaves_the_older_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "last.ckpt"
     io = checkpoints.AtomicCheckpointIO()

@@ -24,7 +24,7 @@ def resolve(asked: str, runs: Path, experiment: str | None) -> Path | None:
 
     Args:
         asked: A file, or ``best`` or ``last`` of the newest run that has one, or ``restart``: nothing at first, and
-            ``last`` when torchrun or SLURM has started the job again.
+            ``last`` of the newest run, if it has come so far, when torchrun or SLURM has started the job again.
         runs: Where all runs lie.
         experiment: Look only among its runs, if it has any.
 
@@ -36,8 +36,10 @@ def resolve(asked: str, runs: Path, experiment: str | None) -> Path | None:
     """
     if asked == "restart":
         again = any(int(os.environ.get(name, "0")) for name in RESTART_COUNTS)
-        folder = runs / experiment if experiment else runs
-        return resolve("last", runs, experiment) if again and list(folder.rglob(KEYWORDS["last"])) else None
+        started = (runs / experiment if experiment else runs).rglob("config.yaml")
+        newest = max(started, key=lambda path: path.stat().st_mtime, default=None)  # older runs are those of other jobs
+        last = newest.parent / "checkpoints" / KEYWORDS["last"] if newest else None
+        return last if again and last and last.exists() else None
     if asked not in KEYWORDS:
         path = Path(asked)
         if not path.exists():

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+import yaml
 from jsonargparse import Namespace, set_parsing_settings
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, Trainer
@@ -331,9 +332,27 @@ def _peek(args: ArgsType) -> argparse.Namespace:
     words = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     words.add_argument("--ckpt_path")
     words.add_argument("--experiment")
-    words.add_argument("--trainer.default_root_dir", dest="default_root_dir", default=RUNS)
+    words.add_argument("--trainer.default_root_dir", dest="default_root_dir")
     words.add_argument("-c", "--config", action="append")
-    return words.parse_known_args(args if isinstance(args, list) else [])[0]
+    found = words.parse_known_args(args if isinstance(args, list) else [])[0]
+    for path in found.config or []:
+        options = _read(path)
+        trainer = options.get("trainer")
+        root = trainer.get("default_root_dir") if isinstance(trainer, dict) else None
+        named = {"experiment": options.get("experiment"), "default_root_dir": root}
+        words.set_defaults(**{name: value for name, value in named.items() if value})
+    found = words.parse_known_args(args if isinstance(args, list) else [])[0]
+    found.default_root_dir = found.default_root_dir or RUNS
+    return found
+
+
+def _read(path: str) -> dict[str, Any]:
+    """A config file's options; none of a file that the parser will refuse, saying why."""
+    try:
+        options = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        return {}
+    return options if isinstance(options, dict) else {}
 
 
 def _experiment(options: Any) -> str | None:

@@ -1,8 +1,9 @@
 #!/bin/bash
 # sbatch configs/strategy/slurm.sh
 #
-# Shows:    two nodes with eight GPUs each under SLURM. The tasks of a node are as many as its devices; Lightning reads
-#           addresses and ranks from SLURM, and on SIGUSR1 saves and puts the job back into the queue.
+# Shows:    data parallel over nodes under SLURM. The tasks of a node are as many as its devices; Lightning reads addresses
+#           and ranks from SLURM. Two minutes before the job's time is up it gets SIGUSR1, saves, and goes back into the
+#           queue, to go on from there.
 # Hardware: two nodes with eight GPUs each.
 # Measured: not yet measured; the script was read, not run.
 #SBATCH --job-name=vit_finetune
@@ -12,4 +13,8 @@
 #SBATCH --cpus-per-task=8
 #SBATCH --time=01:00:00
 #SBATCH --signal=SIGUSR1@120
-srun python -m vit_finetune fit --config configs/cifar10.yaml --config configs/strategy/multi_node.yaml
+#SBATCH --requeue
+srun python -m vit_finetune fit --config configs/cifar10.yaml --config configs/strategy/multi_node.yaml --ckpt_path restart
+code=$?
+[ "$code" -eq 138 ] && scontrol requeue "$SLURM_JOB_ID"  # 128 and the number of SIGUSR1: stopped and saved
+exit "$code"

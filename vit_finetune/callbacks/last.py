@@ -16,15 +16,17 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from vit_finetune.window import require_finite
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
+# SLURM sends the last one some time before a job's end; Windows has none.
+SIGNALS = [signal.SIGTERM, signal.SIGINT, *([signal.SIGUSR1] if hasattr(signal, "SIGUSR1") else [])]
 ASK_EVERY = 10  # batches; several processes have to agree on where to stop, and asking takes a message each
 
 
 class LastCheckpoint(Checkpoint):
     """Keeps ``checkpoints/last.ckpt`` in the run's folder: weights, optimiser, schedule, position in the data.
 
-    SIGTERM and the first Ctrl+C end the run after the step at hand, with the state saved and the exit code 143 or 130;
-    a second Ctrl+C ends it at once. A run killed in any other way goes on from the file as it was written last.
+    SIGTERM, SIGUSR1 and the first Ctrl+C end the run after the step at hand (after the last step of an epoch, at its
+    end), with the state saved and 128 plus the signal's number as exit code; a second Ctrl+C ends it at once. A run
+    killed in any other way goes on from the file as it was written last.
 
     Args:
         every_n_steps: Save every so many optimiser steps too, not only at the end of each epoch.
@@ -41,13 +43,16 @@ class LastCheckpoint(Checkpoint):
         """Decides on the file, the same in every process."""
         if stage == "fit" and trainer.log_dir is not None:
             self.path = Path(trainer.log_dir) / "checkpoints" / "last.ckpt"
+        environment = trainer._accelerator_connector.cluster_environment
+        if isinstance(environment, SLURMEnvironment):
+            # Lightning's own way leaves a file that every later job would go on from, unasked.
+            environment.auto_requeue = False
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Takes over the signals, except on SLURM, where Lightning saves and puts the job back into the queue."""
+        """Takes over the signals."""
         _begin_next_epoch(trainer)
         self._received = None
-        slurm = isinstance(trainer._accelerator_connector.cluster_environment, SLURMEnvironment)
-        if threading.current_thread() is threading.main_thread() and not slurm:
+        if threading.current_thread() is threading.main_thread():
             for number in SIGNALS:
                 signal.signal(number, self._receive)  # Lightning gives them back, whichever way the run ends
 

@@ -21,7 +21,11 @@ from vit_finetune import CIFAR10, ImageFolder, Shapes, ViTClassifier, main
 
 def test_every_case_has_a_test() -> None:
     """The table names files and functions that exist."""
-    rows = [line for line in (Path(__file__).parent / "TROUBLES.md").read_text().splitlines() if re.match(r"\| \d+\. ", line)]
+    rows = [
+        line
+        for line in (Path(__file__).parent / "TROUBLES.md").read_text().splitlines()
+        if re.match(r"\| \d+\. ", line)
+    ]
     assert len(rows) == 64
     for row in rows:
         named = re.findall(r"`([\w/]+\.py)::(\w+)`", row)

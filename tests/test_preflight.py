@@ -147,7 +147,7 @@ def test_loss_that_is_no_number_stops_the_run(
         "--model.layer_decay=null",
         "--model.head_lr_scale=3",
         "--model.weight_decay=0",
-        "--model.unfreeze_by=1",
+        "--model.layer_decay=1.0",
     ],
 )
 def test_resume_with_another_optimiser_is_refused(

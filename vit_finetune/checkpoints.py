@@ -11,6 +11,7 @@ import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import SaveConfigCallback
+from lightning.pytorch.loops.fit_loop import RestartStage
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
@@ -178,6 +179,20 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         except BaseException:
             part.unlink(missing_ok=True)
             raise
+
+
+def begin_next_epoch(trainer: Trainer) -> None:
+    """Lets a run that was saved at an epoch's end go on with the next epoch where ``--trainer.max_steps`` is given.
+
+    There Lightning 2.6 takes every run that goes on for one within an epoch. It would run the finished epoch once more,
+    without batches, and count it.
+    """
+    loop = trainer.fit_loop
+    if loop.restarted_on_epoch_end:
+        loop.epoch_progress.increment_completed()
+        loop._restart_stage = RestartStage.NONE
+        for each in (loop, loop.epoch_loop, loop.epoch_loop.val_loop):
+            each._restarting = False
 
 
 class SaveConfig(SaveConfigCallback):

@@ -280,6 +280,7 @@ class ViTClassifier(LightningModule):
         from vit_finetune import optim
 
         trainer = self.trainer
+        checkpoints.begin_next_epoch(trainer)
         for group, options in zip(trainer.optimizers[0].param_groups, self._group_options, strict=True):
             group.update(options, initial_lr=options["lr"])
         steps = int(trainer.estimated_stepping_batches)

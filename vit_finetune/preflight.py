@@ -149,8 +149,8 @@ def _other_optimizer(model: ViTClassifier, path: Path | None, checkpoint: dict[s
     """Options that decide what optimiser state there is, and how its parameters are grouped."""
     before, now = checkpoint.get("hyper_parameters", {}), model.hparams
     changed = [name for name in ("optimizer", "freeze_backbone", "lora_rank") if before.get(name) != now[name]]
-    neutral = {"layer_decay": None, "unfreeze_by": None, "head_lr_scale": 1, "weight_decay": 0}
-    changed += [name for name, none in neutral.items() if (before.get(name, none) == none) != (now[name] == none)]
+    neutral = {"layer_decay": (None, 1), "head_lr_scale": (1,), "weight_decay": (0,)}
+    changed += [name for name, values in neutral.items() if (before.get(name) in values) != (now[name] in values)]
     if not changed or "optimizer_states" not in checkpoint:
         return None
     options = ", ".join(f"--model.{name} {now[name]} (was {before.get(name)})" for name in changed)

@@ -14,7 +14,8 @@
 #SBATCH --time=01:00:00
 #SBATCH --signal=SIGUSR1@120
 #SBATCH --requeue
-srun python -m vit_finetune fit --config configs/cifar10.yaml --config configs/strategy/multi_node.yaml --ckpt_path restart
+srun python -m vit_finetune fit --config configs/cifar10.yaml --config configs/strategy/multi_node.yaml \
+  --experiment "cifar10-$SLURM_JOB_ID" --ckpt_path restart
 code=$?
 [ "$code" -eq 138 ] && scontrol requeue "$SLURM_JOB_ID"  # 128 and the number of SIGUSR1: stopped and saved
 exit "$code"

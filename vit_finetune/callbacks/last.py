@@ -3,14 +3,13 @@
 import os
 import signal
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
-from lightning.pytorch.loops.fit_loop import RestartStage
 from lightning.pytorch.plugins.environments import SLURMEnvironment
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
@@ -50,7 +49,6 @@ class LastCheckpoint(Checkpoint):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Takes over the signals."""
-        _begin_next_epoch(trainer)
         self._received = None
         if threading.current_thread() is threading.main_thread():
             for number in SIGNALS:
@@ -65,31 +63,38 @@ class LastCheckpoint(Checkpoint):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Saves if it is time to, and stops if a signal asked for it."""
-        # Between an epoch's last step and its end nothing is saved: going on from there would leave an epoch out.
-        if trainer.is_last_batch:
+        # A run that goes on from a state between a step and the validation or the end of the epoch that follows leaves
+        # those out. They save themselves.
+        loop = trainer.fit_loop
+        if not trainer.is_last_batch and not loop.epoch_loop._should_check_val_fx(loop._data_fetcher):  # type: ignore[arg-type]
+            self._between_steps(trainer, outputs)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Does the same after a validation within an epoch."""
+        if trainer.state.fn == "fit" and not trainer.sanity_checking and not trainer.is_last_batch:
+            self._between_steps(trainer)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Saves the finished epoch, whatever its metric; stops if a signal asked for it and more was to come."""
+        if not trainer.is_last_batch:
             return
+        self.save(trainer)
+        complete = trainer.current_epoch + 1 == trainer.max_epochs or trainer.global_step == trainer.max_steps
+        if not complete and not _ends_early(trainer):
+            self._stop_if_asked(trainer)
+
+    def _between_steps(self, trainer: Trainer, outputs: Any = None) -> None:
         window = trainer.accumulate_grad_batches
-        # An epoch cut short, by --trainer.max_time for example, must not count as finished.
-        ends = trainer.global_step == trainer.max_steps or (trainer.should_stop and trainer.fit_loop._can_stop_early)
-        # Otherwise between optimiser steps only: gradients that were accumulated are not saved.
-        if (batch_idx + 1) % window and not ends:
+        ends = trainer.global_step == trainer.max_steps or _ends_early(trainer)
+        # Gradients that were accumulated are not saved. A run that ends among them has fewer in its next step.
+        if (trainer.fit_loop.epoch_loop.batch_idx + 1) % window and not ends:
             return
         if ends or (self.every_n_steps and trainer.global_step % self.every_n_steps == 0):
-            require_finite(trainer, float(outputs["loss"]), "training")  # no broken weights over good ones
+            if outputs is not None:
+                require_finite(trainer, float(outputs["loss"]), "training")  # no broken weights over good ones
             self.save(trainer)
         if trainer.world_size == 1 or trainer.global_step % max(1, ASK_EVERY // window) == 0:
             self._stop_if_asked(trainer)
-
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Saves where a validation within an epoch made early stopping end the run."""
-        if trainer.should_stop and not trainer.is_last_batch:
-            self.save(trainer)
-
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Saves the finished epoch, whatever its metric."""
-        if trainer.is_last_batch:
-            self.save(trainer)
-        self._stop_if_asked(trainer)
 
     def save(self, trainer: Trainer) -> None:
         """Writes the file; called in every process."""
@@ -97,10 +102,12 @@ class LastCheckpoint(Checkpoint):
             trainer.save_checkpoint(self.path, self.save_weights_only)
 
     def _stop_if_asked(self, trainer: Trainer) -> None:
-        reduce: Callable[..., bool] = trainer.strategy.reduce_boolean_decision
-        if not reduce(self._received is not None, all=False):
+        number = self._received or 0
+        if trainer.world_size > 1:  # all have to stop, and to end with the same code
+            received = torch.tensor(number, device=trainer.strategy.root_device)
+            number = int(trainer.strategy.reduce(received, reduce_op="max"))
+        if not number:
             return
-        number = self._received or signal.SIGTERM
         self.save(trainer)
         where = os.path.relpath(self.path) if self.path else "nothing"
         rank_zero_info(
@@ -110,15 +117,6 @@ class LastCheckpoint(Checkpoint):
         raise SystemExit(128 + number)
 
 
-def _begin_next_epoch(trainer: Trainer) -> None:
-    """Lets a run that was saved at an epoch's end go on with the next epoch where ``--trainer.max_steps`` is given.
-
-    There Lightning 2.6 takes every run that goes on for one within an epoch. It would run the finished epoch once more,
-    without batches, and count it.
-    """
-    loop = trainer.fit_loop
-    if loop.restarted_on_epoch_end:
-        loop.epoch_progress.increment_completed()
-        loop._restart_stage = RestartStage.NONE
-        for each in (loop, loop.epoch_loop, loop.epoch_loop.val_loop):
-            each._restarting = False
+def _ends_early(trainer: Trainer) -> bool:
+    """Whether a callback ends the run, a time limit for example."""
+    return trainer.should_stop and trainer.fit_loop._can_stop_early

@@ -335,13 +335,12 @@ def _peek(args: ArgsType) -> argparse.Namespace:
     words.add_argument("--trainer.default_root_dir", dest="default_root_dir")
     words.add_argument("-c", "--config", action="append")
     found = words.parse_known_args(args if isinstance(args, list) else [])[0]
-    for path in found.config or []:
+    for path in reversed(found.config or []):  # the later files win, and what is typed over all
         options = _read(path)
         trainer = options.get("trainer")
         root = trainer.get("default_root_dir") if isinstance(trainer, dict) else None
-        named = {"experiment": options.get("experiment"), "default_root_dir": root}
-        words.set_defaults(**{name: value for name, value in named.items() if value})
-    found = words.parse_known_args(args if isinstance(args, list) else [])[0]
+        found.experiment = found.experiment or options.get("experiment")
+        found.default_root_dir = found.default_root_dir or root
     found.default_root_dir = found.default_root_dir or RUNS
     return found
 

@@ -117,7 +117,7 @@ def test_quickstart_precision_follows_the_processor(
 ) -> None:
     config = REPOSITORY / "configs" / "quickstart.yaml"
     for units, precision in ((True, "bf16-mixed"), (False, "32-true")):
-        monkeypatch.setattr("vit_finetune.machine.has_bf16_units", lambda units=units: units)
+        monkeypatch.setattr("vit_finetune.environment.has_bf16_units", lambda units=units: units)
         main(["fit", f"--config={config}", *CPU, *SHRINK, "--data.train_size=200", f"--experiment=units-{units}"])
         saved = yaml.safe_load(only(Path("runs") / f"units-{units}", "config.yaml").read_text())
         assert saved["trainer"]["precision"] == precision

@@ -10,7 +10,7 @@ from lightning.pytorch.strategies import FSDPStrategy
 
 from tests.conftest import CPU, TINY, TINY_KWARGS, make_tree, only, scalars
 from vit_finetune import ViTClassifier, main
-from vit_finetune.scores import Scores
+from vit_finetune.evaluation.metrics import Scores
 
 
 def model(**options: object) -> ViTClassifier:

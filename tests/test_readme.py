@@ -13,8 +13,8 @@ import pytest
 
 from tests.conftest import CPU, REPOSITORY, TINY_MODEL
 from vit_finetune import main
-from vit_finetune.benchmark import ladder
-from vit_finetune.benchmark.command import parser as benchmark_parser
+from vit_finetune.benchmark import suite
+from vit_finetune.benchmark.__main__ import parser as benchmark_parser
 
 README = (REPOSITORY / "README.md").read_text()
 BLOCKS = re.findall(r"```bash\n(.*?)```", README, re.DOTALL)
@@ -41,7 +41,7 @@ def test_command_parses(command: str, tmp_path: Path, monkeypatch: pytest.Monkey
     words = shlex.split(command, comments=True)[3:]
     checkpoint = tmp_path / "runs" / "x" / "version_0" / "checkpoints"
     checkpoint.mkdir(parents=True)
-    monkeypatch.setattr("vit_finetune.checkpoints.read_header", lambda path: {})
+    monkeypatch.setattr("vit_finetune.checkpoint.read_header", lambda path: {})
     for name in ("best-epoch00-acc1.0000.ckpt", "last.ckpt"):
         (checkpoint / name).touch()
     if "--config" in words:
@@ -54,7 +54,7 @@ def test_command_parses(command: str, tmp_path: Path, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("command", BENCHMARKS)
 def test_benchmark_parses(command: str) -> None:
     options = benchmark_parser().parse_args(shlex.split(command, comments=True)[4:])
-    assert options.frontends or ladder.read(REPOSITORY / options.ladder)
+    assert options.frontends or suite.read(REPOSITORY / options.ladder)
 
 
 def test_benchmarks_exist() -> None:

@@ -3,14 +3,14 @@
 >>> from vit_finetune import ViTClassifier, CIFAR10      # the two objects that a Trainer needs
 >>> from vit_finetune import main                        # the command line, callable: main(["fit", ...])
 >>> model = ViTClassifier.load("runs/quickstart")        # the best weights of the newest run, ready to be asked
->>> from vit_finetune import results                     # results.scalars("runs"), results.runs("runs"): data frames
+>>> from vit_finetune import runs                     # runs.scalars("runs"), runs.runs("runs"): data frames
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from vit_finetune.cli import main as main
+    from vit_finetune.cli.lightning_cli import main as main
     from vit_finetune.data import CIFAR10 as CIFAR10
     from vit_finetune.data import CIFAR100 as CIFAR100
     from vit_finetune.data import Contours as Contours
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "main": "cli",
+    "main": "cli.lightning_cli",
     "ViTClassifier": "module",
     "ImageDataModule": "data",
     "CIFAR10": "data",

@@ -14,16 +14,16 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 
 import vit_finetune
-from vit_finetune import calibration, checkpoints, gradients
-from vit_finetune.callbacks.average import WeightAverage
-from vit_finetune.data.pictures import Batch
-from vit_finetune.hparams import make_plain
-from vit_finetune.preprocess import Preprocess
-from vit_finetune.scores import Outputs, Scores
-from vit_finetune.window import TrainWindow, require_finite
+from vit_finetune.checkpoint import begin_next_epoch, find, make_plain, read_header
+from vit_finetune.data.datasets import Batch
+from vit_finetune.evaluation import calibration
+from vit_finetune.evaluation.metrics import Outputs, Scores, TrainWindow, require_finite
+from vit_finetune.model import gradients
+from vit_finetune.model.ema import WeightAverage
+from vit_finetune.model.preprocess import Preprocess
 
 # timm takes a third of a second to import; `--help` reads this file and must not wait for it. What uses timm lives in
-# network.py and optim.py, which are imported where a network is really built.
+# vit.py and optim.py, which are imported where a network is really built.
 
 
 METRICS = tuple(f"{stage}/{name}" for stage in ("train", "val") for name in ("loss", "acc", "acc_top5"))
@@ -124,8 +124,8 @@ class ViTClassifier(LightningModule):
         Raises:
             MisconfigurationException: There is no such checkpoint, or it cannot be read.
         """
-        path = checkpoints.find(source, Path(runs))
-        checkpoints.read_header(path)  # says in words what is wrong with a file
+        path = find(source, Path(runs))
+        read_header(path)  # says in words what is wrong with a file
         return cls.load_from_checkpoint(path, map_location="cpu", weights_only=True).eval()
 
     # The network
@@ -139,9 +139,9 @@ class ViTClassifier(LightningModule):
     @property
     def preprocessing(self) -> dict[str, Any]:
         """Size, mean, standard deviation and interpolation of the input."""
-        from vit_finetune import network
+        from vit_finetune.model import vit
 
-        return network.data_config(*(self.hparams[key] for key in ("name", "img_size", "timm_kwargs", "mean", "std")))
+        return vit.data_config(*(self.hparams[key] for key in ("name", "img_size", "timm_kwargs", "mean", "std")))
 
     @property
     def input_size(self) -> tuple[int, int]:
@@ -165,49 +165,49 @@ class ViTClassifier(LightningModule):
             self.hparams["class_names"] = list(names)
 
     def _use_current_name(self) -> None:
-        from vit_finetune import network
+        from vit_finetune.model import vit
 
-        old, name = self.hparams["name"], network.current_name(self.hparams["name"])
+        old, name = self.hparams["name"], vit.current_name(self.hparams["name"])
         if name != old:
             rank_zero_info(f"--model.name {old} is now called {name}")
             self.hparams["name"] = name
 
     def configure_model(self) -> None:
         """Builds the network; called by the Trainer, and when a checkpoint is loaded, before the weights are read."""
-        from vit_finetune import network
+        from vit_finetune.model import vit
 
         trainer = self._trainer
         if self.net is None:
             self.net = self._build_network(fetch_weights=bool(trainer and trainer.state.fn == "fit" and self.fresh))
         if trainer is not None:
-            network.choose_attention(self.net, trainer.strategy.root_device, str(trainer.precision))
+            vit.choose_attention(self.net, trainer.strategy.root_device, str(trainer.precision))
 
     def _build_network(self, fetch_weights: bool) -> nn.Module:
-        from vit_finetune import network, optim
+        from vit_finetune.model import optim, vit
 
         h: Any = self.hparams
         if self.class_names is None:
             raise MisconfigurationException("Give the classes: --model.class_names, or data that has them.")
         from_hub = fetch_weights and h.pretrained and not h.weights
-        net = network.build(h.name, len(self.class_names), h.img_size, h.drop_path, h.timm_kwargs, from_hub)
+        net = vit.build(h.name, len(self.class_names), h.img_size, h.drop_path, h.timm_kwargs, from_hub)
         if fetch_weights and h.weights:
-            network.load_local_weights(net, h.weights)
+            vit.load_local_weights(net, h.weights)
         if h.freeze_backbone:
-            network.freeze_backbone(net)
+            vit.freeze_backbone(net)
         if h.lora_rank:
-            from vit_finetune import lora
+            from vit_finetune.model import lora
 
             lora.add(net, h.lora_rank)
         self._rules = optim.parameter_rules(net, h.weight_decay, h.layer_decay, h.head_lr_scale)
         if h.grad_checkpointing:
             net.set_grad_checkpointing(True)  # type: ignore[operator]
         if self.device_mesh is not None:
-            from vit_finetune import parallel
+            from vit_finetune.model import parallel
 
             parallel.shard(net, self.device_mesh)
         if h.compile:
             net.compile()  # in place: wrapping would put a prefix before every key of a checkpoint
-        self.preprocess = network.preprocessing(self.preprocessing)
+        self.preprocess = vit.preprocessing(self.preprocessing)
         self.train_scores, self.val_scores, self.test_scores = (Scores(len(self.class_names)) for _ in range(3))
         self.val_outputs = Outputs()
         return net
@@ -226,13 +226,13 @@ class ViTClassifier(LightningModule):
         return logits
 
     def probabilities(self, logits: Tensor) -> Tensor:
-        """Calibrated probabilities, float32 of the shape of the logits; see :mod:`vit_finetune.calibration`."""
+        """Calibrated probabilities, float32 of the shape of the logits; see :mod:`vit_finetune.evaluation.calibration`."""
         return (logits.float() / self.temperature).softmax(-1)
 
     def merge_lora(self) -> None:
         """Folds the updates of ``lora_rank`` into the weights: the same answers from a plain network, for export."""
         if self.hparams["lora_rank"]:
-            from vit_finetune import lora
+            from vit_finetune.model import lora
 
             assert self.net is not None
             lora.merge(self.net)
@@ -244,7 +244,7 @@ class ViTClassifier(LightningModule):
         """Callbacks that belong to options of the model; asked for by the Trainer before each command."""
         own: list[Callback] = []
         if self.trainer.state.fn == "fit" and self.hparams["unfreeze_by"]:
-            from vit_finetune.callbacks.unfreeze import GradualUnfreeze
+            from vit_finetune.model.unfreeze import GradualUnfreeze
 
             own.append(GradualUnfreeze(self.hparams["unfreeze_by"]))
         if self.trainer.state.fn == "fit" and self.hparams["ema"] is not None:
@@ -277,10 +277,10 @@ class ViTClassifier(LightningModule):
 
     def on_train_start(self) -> None:
         """Gives the schedule its length, and lets what was typed win over the optimiser state of a checkpoint."""
-        from vit_finetune import optim
+        from vit_finetune.model import optim
 
         trainer = self.trainer
-        checkpoints.begin_next_epoch(trainer)
+        begin_next_epoch(trainer)
         for group, options in zip(trainer.optimizers[0].param_groups, self._group_options, strict=True):
             group.update(options, initial_lr=options["lr"])
         steps = int(trainer.estimated_stepping_batches)
@@ -307,7 +307,7 @@ class ViTClassifier(LightningModule):
         Raises:
             MisconfigurationException: The run has no end.
         """
-        from vit_finetune import optim
+        from vit_finetune.model import optim
 
         trainer = self.trainer
         h: Any = self.hparams

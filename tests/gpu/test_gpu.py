@@ -8,7 +8,7 @@ from lightning.pytorch import Callback
 
 from tests.conftest import REPOSITORY, TINY_KWARGS, make_tree, only, scalars, weights
 from vit_finetune import main
-from vit_finetune.flops import peak_of
+from vit_finetune.model.flops import peak_of
 
 pytestmark = [
     pytest.mark.gpu,

@@ -4,7 +4,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from vit_finetune.benchmark.results import Result
+from vit_finetune.benchmark.records import Result
 
 # One colour for all bars, of the palette of Okabe and Ito: nothing is told by colour alone.
 BLUE = "#0072B2"

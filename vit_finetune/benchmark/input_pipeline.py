@@ -12,9 +12,9 @@ import torch
 from PIL import Image
 from torchvision.transforms import v2
 
-from vit_finetune.benchmark.spread import spread
 from vit_finetune.data import Shapes
-from vit_finetune.preprocess import Preprocess
+from vit_finetune.formatting import spread
+from vit_finetune.model.preprocess import Preprocess
 
 SIZE = 224
 BATCH = 32  # larger results leave the heap, and then fresh pages cost more than the arithmetic

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from PIL import Image
 
-from vit_finetune.benchmark.spread import spread
 from vit_finetune.data.decode import decode, read_size
-from vit_finetune.data.listing import find_pictures, list_classes, try_files
+from vit_finetune.data.file_listing import find_pictures, list_classes, try_files
+from vit_finetune.formatting import spread
 
 ROUNDS = 3
 CLASSES = 10

@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from vit_finetune.benchmark.spread import spread
-from vit_finetune.machine import bf16_instructions
-from vit_finetune.network import build, choose_attention
-from vit_finetune.optim import build_optimizer, parameter_rules
+from vit_finetune.environment import bf16_instructions
+from vit_finetune.formatting import spread
+from vit_finetune.model.optim import build_optimizer, parameter_rules
+from vit_finetune.model.vit import build, choose_attention
 
 BATCH = 32
 STEPS = 4

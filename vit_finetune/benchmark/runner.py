@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 import yaml
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
-from vit_finetune.benchmark import report
-from vit_finetune.benchmark.ladder import Run, Rung, read, schedule
-from vit_finetune.benchmark.results import Result, load, origin, read_run, store
+from vit_finetune.benchmark import summary
+from vit_finetune.benchmark.records import Result, load, origin, read_run, store
+from vit_finetune.benchmark.suite import Run, Rung, read, schedule
 
 DATE = "%Y-%m-%d %H:%M:%S"
 REFUSED = 2  # exit code of a command that says in a line why it cannot work
@@ -89,7 +89,7 @@ def run(path: Path, output: Path, start: Start = run_process) -> int:
             store(table, list(results.values()))
     finally:
         if results:
-            report.write(output, path.stem, rungs, options, list(results.values()))
+            summary.write(output, path.stem, rungs, options, list(results.values()))
     return sum(result.status == "failed" for result in results.values())
 
 

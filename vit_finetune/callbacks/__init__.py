@@ -1,14 +1,13 @@
 """Callbacks that every run has, and those that can be added."""
 
-from vit_finetune.callbacks.forecast import MemoryForecast
-from vit_finetune.callbacks.last import LastCheckpoint
-from vit_finetune.callbacks.predictions import PredictionWriter
+from vit_finetune.callbacks.prediction_writer import PredictionWriter
 from vit_finetune.callbacks.progress import PlainProgress, progress_bar
 from vit_finetune.callbacks.projector import Projector
-from vit_finetune.callbacks.report import TestReport
-from vit_finetune.callbacks.speed import SpeedMonitor
-from vit_finetune.callbacks.summary import RunSummary
+from vit_finetune.callbacks.resume_checkpoint import LastCheckpoint
+from vit_finetune.callbacks.run_summary import RunSummary
 from vit_finetune.callbacks.tensorboard import TensorBoard
+from vit_finetune.callbacks.test_report import TestReport
+from vit_finetune.callbacks.throughput import MemoryForecast, SpeedMonitor
 
 __all__ = [
     "LastCheckpoint",

@@ -7,7 +7,7 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar, RichProgressBar
 
-from vit_finetune.window import TrainWindow
+from vit_finetune.evaluation.metrics import TrainWindow
 
 REFRESH_EVERY = 20  # steps; a bar redrawn each step costs as much as the rest of the logging
 LINE_EVERY = 30.0  # seconds between lines in a file

@@ -9,9 +9,9 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 
-from vit_finetune.data.pictures import Batch
-from vit_finetune.names import one_line
-from vit_finetune.scores import Outputs
+from vit_finetune.data.datasets import Batch
+from vit_finetune.evaluation.metrics import Outputs
+from vit_finetune.formatting import one_line
 
 MOST_PICTURES = 2000
 SIDE = 32  # pixels of a picture in the projector
@@ -37,12 +37,12 @@ class Projector(Callback):
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Starts to listen at the head."""
-        from vit_finetune import network
+        from vit_finetune.model import vit
 
         net: Any = pl_module.net
         self._seen: list[Tensor] = []
         self._outputs = Outputs().to(pl_module.device)
-        head = net.get_submodule(network.head_names(net)[0])
+        head = net.get_submodule(vit.head_names(net)[0])
         self._hook = head.register_forward_pre_hook(lambda module, args: self._seen.append(args[0]))
 
     def on_test_batch_end(

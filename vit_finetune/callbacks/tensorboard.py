@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.tensorboard import SummaryWriter
 
-from vit_finetune.data.pictures import Batch
-from vit_finetune.gradients import fp16_shares, total_norm
+from vit_finetune.data.datasets import Batch
+from vit_finetune.model.gradients import fp16_shares, total_norm
 
 MOST_PICTURES = 16
 USUAL_SCALE = 2.0**16  # where torch.amp.GradScaler starts
@@ -123,7 +123,7 @@ class TensorBoard(Callback):
         """Shows that batch with its labels."""
         if self._unhook is None:
             return
-        from vit_finetune import plots
+        from vit_finetune.evaluation import plots
 
         self._unhook()
         self._unhook = None
@@ -143,7 +143,7 @@ class TensorBoard(Callback):
         answers, self._answers = self._answers, None
         if answers is None or not trainer.is_global_zero:
             return
-        from vit_finetune.report import Report
+        from vit_finetune.evaluation.report import Report
 
         logits, labels, index = answers
         names, temperature = pl_module.class_names, pl_module.temperature
@@ -202,10 +202,10 @@ def _add(writer: SummaryWriter, tag: str, figure: Any, step: int) -> None:
 
 def _draw_graph(writer: SummaryWriter, module: LightningModule) -> None:
     """Traces a copy on the CPU: the network itself may be sharded, compiled or in training mode."""
-    from vit_finetune import network
+    from vit_finetune.model import vit
 
     h: Any = module.hparams
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the tracer's, about other uses of the trace than looking at it
-        net = network.build(h.name, len(h.class_names), h.img_size, 0.0, h.timm_kwargs).eval()
+        net = vit.build(h.name, len(h.class_names), h.img_size, 0.0, h.timm_kwargs).eval()
         writer.add_graph(net, torch.zeros(1, 3, *module.input_size))  # type: ignore[misc]

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vit_finetune.data.base import ImageDataModule, require
-from vit_finetune.data.pictures import MemoryPictures, PictureSet
+from vit_finetune.data.datamodule import ImageDataModule, require
+from vit_finetune.data.datasets import MemoryPictures, PictureSet
 
 PIXELS = 32
 CHUNK = 2000  # pictures drawn at once, to bound memory

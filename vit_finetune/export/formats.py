@@ -13,8 +13,8 @@ import torch
 from packaging.version import Version
 from torch import Tensor, nn
 
+from vit_finetune.model.preprocess import Preprocess
 from vit_finetune.module import ViTClassifier
-from vit_finetune.preprocess import Preprocess
 
 Contract = dict[str, Any]
 """What a file says about itself in plain values: classes, temperature, preprocessing, input and output."""

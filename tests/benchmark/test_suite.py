@@ -1,0 +1,313 @@
+"""Ladders: their files, the order of their runs, going on after an interruption, and what is reported."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch.utils.tensorboard import SummaryWriter
+
+from tests.conftest import CPU, REPOSITORY, TINY_KWARGS
+from tests.test_configs import LADDERS
+from vit_finetune import main
+from vit_finetune.benchmark import runner, summary
+from vit_finetune.benchmark.records import Result, load, store
+from vit_finetune.benchmark.suite import Rung, read, schedule
+
+TWO_RUNGS = """
+repeats: 2
+options: {data: Shapes, model.pretrained: false}
+rungs:
+  - name: slow
+    options: {trainer.precision: 32-true}
+  - {name: quick one, builds_on: slow, options: {trainer.precision: bf16-mixed}}
+"""
+
+
+@pytest.fixture
+def ladder(tmp_path: Path) -> Path:
+    path = tmp_path / "two.yaml"
+    path.write_text(TWO_RUNGS)
+    return path
+
+
+class FakeMachine:
+    """Stands in for processes: takes no time, notes the commands, leaves what a run leaves.
+
+    Args:
+        endings: What happens at the first commands: an exit code with an output, or an interruption.
+    """
+
+    def __init__(self, *endings: tuple[int, str] | None) -> None:
+        self.endings = list(endings)
+        self.commands: list[list[str]] = []
+
+    def __call__(self, words: list[str], log: Path) -> runner.Outcome:
+        self.commands.append(words)
+        ending = self.endings.pop(0) if self.endings else (0, "")
+        if ending is None:
+            raise KeyboardInterrupt
+        code, text = ending
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.write_text(text)
+        options = _options(words)
+        if words[0] == "fit" and code == 0:
+            folder = Path(options["trainer.default_root_dir"]) / options["experiment"] / "version_0"
+            with SummaryWriter(str(folder)) as writer:
+                for step, speed in enumerate([10, 100, 120]):
+                    writer.add_scalar("train/images_per_second", speed, step)
+            (folder / "checkpoints").mkdir()
+            (folder / "checkpoints" / "best-epoch00-acc0.5000.ckpt").touch()
+        return runner.Outcome(code, 2.5)
+
+    @property
+    def fits(self) -> list[str]:
+        """Rung, seed and repeat of each training, in order."""
+        trained = [_options(words) for words in self.commands if words[0] == "fit"]
+        return [f"{Path(o['trainer.default_root_dir']).name} {o['experiment']}" for o in trained]
+
+
+def _options(words: list[str]) -> dict[str, str]:
+    return dict(word[2:].split("=", 1) for word in words[1:])
+
+
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, id=path.stem, marks=[pytest.mark.slow] if path.stem != "quick" else []) for path in LADDERS],
+)
+def test_project_ladder_is_valid(path: Path) -> None:
+    """Every rung's options are options of fit, and no rung is the same as the one it is compared with."""
+    options = {rung.name: runner.resolve(rung) for rung in read(path)}
+    for rung in read(path)[1:]:
+        assert summary.changes(options[rung.compared_with or ""], options[rung.name]), rung.name
+
+
+def test_a_rung_wins_over_the_one_below(tmp_path: Path) -> None:
+    """Its overlays too win over options of that rung; paths start at the ladder's folder."""
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "overlay.yaml").write_text("trainer: {devices: 2}\n")
+    text = "options: {trainer.devices: 1, model.lr: 0.5}\nrungs:\n  - {name: a, epochs: 7}\n"
+    text += "  - {name: b, builds_on: a, config: [overlay.yaml], seeds: [1, 2]}\n  - {name: c}"
+    (tmp_path / "sub" / "ladder.yaml").write_text(text)
+    a, b, c = read(tmp_path / "sub" / "ladder.yaml")
+    assert a.words == ("--trainer.devices=1", "--model.lr=0.5", "--trainer.max_epochs=7")
+    assert b == Rung("b", (*a.words, "--config=sub/overlay.yaml"), seeds=(1, 2), compared_with="a")
+    assert c == Rung("c", a.words[:2], compared_with="b")
+    trainer = runner.resolve(b)["trainer"]
+    assert (trainer["devices"], trainer["max_epochs"]) == (2, 7)
+
+
+def test_order_alternates() -> None:
+    """Round by round, each rung once a round."""
+    rungs = [Rung("a", repeats=2, seeds=(3, 4)), Rung("b", repeats=2, seeds=(3,)), Rung("c")]
+    order = [(run.rung.name, run.seed, run.repeat) for run in schedule(rungs)]
+    assert order == [("a", 3, 0), ("b", 3, 0), ("c", 0, 0), ("a", 4, 0), ("a", 3, 1), ("b", 3, 1), ("a", 4, 1)]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("rungs: [{name: a, option: {}}]", "rung 1: there is no key 'option'. Allowed: .* Similar: options"),
+        ("rung: []", "there is no key 'rung'.*Similar: rungs"),
+        ("repeats: 2", "no rungs. Give a list of them"),
+        ("repeats: two\nrungs: [{name: a}]", "repeats is 'two'; it must be a whole number"),
+        ("repeats: 0\nrungs: [{name: a}]", "repeats and epochs must be at least 1"),
+        ("seeds: [x]\nrungs: [{name: a}]", r"seeds is \['x'\]; it must be a list of whole numbers"),
+        ("rungs: [{name: a}, {name: a}]", "rung 2: each rung needs a name of its own; this one has 'a'"),
+        ("rungs: [{name: a}, {name: b, builds_on: c}]", "rung 2: builds_on 'c' is no rung before it. Those are: a"),
+        ("rungs: [{name: a, config: [no.yaml]}]", "rung 1: config no.yaml: no such file"),
+        (
+            "rungs: [{name: a, options: {model.lrr: 1}}]",
+            "rung 'a': there is no option --model.lrr. Similar: --model.lr",
+        ),
+        ("rungs: [a", "is no YAML"),
+        ("just text", "'just text' is not a set of keys. Allowed: .*rungs"),
+    ],
+)
+def test_mistakes_in_a_ladder_get_one_line(text: str, message: str, fails: Callable[..., str]) -> None:
+    Path("wrong.yaml").write_text(text)
+    line = fails("benchmark", "--ladder=wrong.yaml")
+    assert re.search(message, line), line
+    assert line.count("\n") == 1 and not Path("runs").exists()
+
+
+def test_mistakes_on_the_command_line(fails: Callable[..., str]) -> None:
+    assert "benchmark needs --ladder FILE" in fails("benchmark")
+    assert "no.yaml: no such file" in fails("benchmark", "--ladder=no.yaml")
+    assert "there is no option --ladders. Similar: --ladder" in fails("benchmark", "--ladders=no.yaml")
+
+
+def test_folder_of_something_else_is_left_alone(ladder: Path, tmp_path: Path, fails: Callable[..., str]) -> None:
+    (tmp_path / "thesis" / "summary").mkdir(parents=True)
+    note = tmp_path / "thesis" / "summary" / "note.txt"
+    note.write_text("mine")
+    message = fails("benchmark", f"--ladder={ladder}", f"--output={tmp_path / 'thesis'}")
+    assert "is not empty and holds no results of a ladder" in message and note.read_text() == "mine"
+    assert "--ladder and --frontends" in fails("benchmark", f"--ladder={ladder}", "--frontends")
+
+
+def test_goes_on_after_a_stop_in_the_first_run(ladder: Path, tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        runner.run(ladder, tmp_path / "out", FakeMachine(None))
+    assert runner.run(ladder, tmp_path / "out", FakeMachine()) == 0
+
+
+def test_help_lists_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, expected in ((["--help"], "benchmark  "), (["benchmark", "--help"], "--frontends")):
+        with pytest.raises(SystemExit) as stop:
+            main(words)
+        assert stop.value.code == 0
+        assert expected in capsys.readouterr().out
+
+
+def test_goes_on_where_it_was_stopped(ladder: Path, tmp_path: Path, fails: Callable[..., str]) -> None:
+    """Stopped in the third of four runs: two are kept, the report is there, and the next call does only the rest."""
+    out = tmp_path / "out"
+    first = FakeMachine((0, ""), (0, ""), (0, ""), (0, ""), None)
+    with pytest.raises(KeyboardInterrupt):
+        runner.run(ladder, out, first)
+    assert first.fits == ["slow seed0-repeat0", "quick-one seed0-repeat0", "slow seed0-repeat1"]
+    assert [result.key for result in load(out / "results.csv")] == [("slow", 0, 0), ("quick one", 0, 0)]
+    assert (out / "results.md").exists()
+
+    second = FakeMachine()
+    assert runner.run(ladder, out, second) == 0
+    assert second.fits == ["slow seed0-repeat1", "quick-one seed0-repeat1"]
+    assert [words[0] for words in second.commands] == ["fit", "test"] * 2
+    results = load(out / "results.csv")
+    assert [result.key for result in results] == [(name, 0, r) for r in (0, 1) for name in ("slow", "quick one")]
+    for result in results:
+        assert (result.status, result.seconds, result.images_per_second) == ("done", 2.5, 110)
+        assert result.machine and "torch" in result.versions and result.commit and result.date
+
+    ladder.write_text(TWO_RUNGS.replace("bf16-mixed", "bf16-true"))
+    assert "results of rung 'quick one' with other options" in fails(
+        "benchmark", f"--ladder={ladder}", f"--output={out}"
+    )
+
+
+def test_what_cannot_run_here_is_listed_with_its_reason(ladder: Path, tmp_path: Path) -> None:
+    """Exit code 2 is the machine's limit, and is not tried again in this call; any other code is a failure."""
+    out = tmp_path / "out"
+    machine = FakeMachine(
+        (2, "some words\nerror: 2 things:\n  1. no GPU\n  2. no hub\n"), (1, "Traceback\nValueError: x\n")
+    )
+    assert runner.run(ladder, out, machine) == 1
+    assert machine.fits == ["slow seed0-repeat0", "quick-one seed0-repeat0", "quick-one seed0-repeat1"]
+    outcomes = [(r.rung, r.repeat, r.status, r.reason) for r in load(out / "results.csv")]
+    reason = "2 things: 1. no GPU 2. no hub"
+    assert outcomes == [
+        ("slow", 0, "skipped", reason),
+        ("quick one", 0, "failed", "ValueError: x"),
+        ("slow", 1, "skipped", reason),
+        ("quick one", 1, "done", ""),
+    ]
+    text = (out / "results.md").read_text()
+    assert f"| slow | skipped | {reason} |" in text and "| quick one | failed | ValueError: x |" in text
+    assert "| quick one | slow | `trainer.precision: 32-true → bf16-mixed` | not run |" in text
+
+    again = FakeMachine()
+    assert runner.run(ladder, out, again) == 0
+    assert again.fits == ["slow seed0-repeat0", "quick-one seed0-repeat0", "slow seed0-repeat1"]
+
+
+def test_weights_of_an_earlier_rung(ladder: Path, tmp_path: Path) -> None:
+    """The best checkpoint of that rung; where it did not run, nor does the one that needs it."""
+    text = TWO_RUNGS.replace("repeats: 2", "repeats: 1")
+    ladder.write_text(text + "  - {name: x, weights_from: slow}\n  - {name: y, weights_from: quick one}\n")
+    machine = FakeMachine((0, ""), (0, ""), (2, "error: no\n"))
+    runner.run(ladder, tmp_path / "out", machine)
+    best = "runs/slow/seed0-repeat0/version_0/checkpoints/best-epoch00-acc0.5000.ckpt"
+    assert Path(_options(machine.commands[3])["model.weights"]).resolve() == tmp_path / "out" / best
+    results = load(tmp_path / "out" / "results.csv")
+    assert [result.status for result in results] == ["done", "skipped", "done", "skipped"]
+    assert results[3].reason == "there are no weights of rung 'quick one'"
+
+
+SYNTHETIC = [
+    Result(
+        "a", 0, 0, "done", seconds=10.0, train_seconds=8.0, images_per_second=100, peak_memory_gb=2.0, test_acc=0.90
+    ),
+    Result(
+        "a", 1, 0, "done", seconds=14.0, train_seconds=10.0, images_per_second=80, peak_memory_gb=2.0, test_acc=0.92
+    ),
+    Result("b", 0, 0, "done", seconds=6.0, train_seconds=3.0, images_per_second=270, peak_memory_gb=1.0, test_acc=0.90),
+    Result("c", 0, 0, "skipped", reason="no GPU | none"),
+]
+OPTIONS = {
+    "a": {"trainer": {"precision": None, "devices": 1}, "model": {"timm_kwargs": {"depth": 2}}},
+    "b": {"trainer": {"precision": "bf16-mixed", "devices": 1}, "model": {"timm_kwargs": {"depth": 2}}},
+    "c": {"trainer": {"precision": "bf16-mixed", "devices": 4}, "model": {"timm_kwargs": None}},
+}
+RUNGS = [Rung("a"), Rung("b", compared_with="a"), Rung("c", compared_with="b")]
+
+
+def test_tables_are_exact() -> None:
+    lines = summary.markdown("test", RUNGS, OPTIONS, SYNTHETIC).splitlines()
+    assert [line for line in lines if line.startswith("|")] == [
+        "| Rung | Runs | Process, s | Process, ratio | Training, s | Pictures/s | Peak memory, GB | Test accuracy, % |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| a | 2 | 12.0 (10.0 to 14.0) | 1.00 x | 9.0 (8.0 to 10.0) | 90 (80 to 100) | 2.000 (2.000 to 2.000) | "
+        "91.0 (90.0 to 92.0) |",
+        "| b | 1 | 6.0 | 2.00 x | 3.0 | 270 | 1.000 | 90.0 |",
+        "| Rung | Against | Changes | Bought |",
+        "| --- | --- | --- | --- |",
+        "| b | a | `trainer.precision: null → bf16-mixed` | training time x 0.33, pictures/s x 3.00, memory x 0.50, "
+        "test accuracy -1.0 points |",
+        "| c | b | `trainer.devices: 1 → 4`<br>`model.timm_kwargs.depth: 2 → null` | not run |",
+        "| Rung | What | Reason |",
+        "| --- | --- | --- |",
+        "| c | skipped | no GPU \\| none |",
+    ]
+
+
+def test_report_files(tmp_path: Path) -> None:
+    """Charts name every rung that was run; TensorBoard has the table, the chart and a line for each rung."""
+    summary.write(tmp_path, "test", RUNGS, OPTIONS, SYNTHETIC)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["results.md", "results.png", "results.svg", "summary"]
+    svg = (tmp_path / "results.svg").read_text()
+    assert "<!-- Peak memory, GB -->" in svg and "<!-- b -->" in svg and "<!-- c -->" not in svg
+    events = EventAccumulator(str(tmp_path / "summary"))
+    events.Reload()
+    assert events.Tags()["images"] == ["ladder/chart"] and events.Tags()["tensors"] == ["ladder/table/text_summary"]
+    line = EventAccumulator(str(tmp_path / "summary" / "a"))
+    line.Reload()
+    assert [event.value for event in line.Scalars("ladder/seconds")] == [10, 14]
+    summary.write(tmp_path, "test", RUNGS, OPTIONS, SYNTHETIC)  # once more: takes the place of the first
+    assert len(list((tmp_path / "summary").glob("events*"))) == 1
+
+
+def test_table_of_runs_survives_the_file(tmp_path: Path) -> None:
+    store(tmp_path / "results.csv", SYNTHETIC)
+    assert load(tmp_path / "results.csv") == SYNTHETIC
+    (tmp_path / "results.csv").write_text("other,columns\n")
+    with pytest.raises(Exception, match="has other columns"):
+        load(tmp_path / "results.csv")
+
+
+@pytest.mark.slow
+def test_ladder_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    """Two rungs of the tiny model through real processes; a rung for 99 GPUs is listed with the reason."""
+    options = {word[2:].partition("=")[0]: word.partition("=")[2] for word in CPU}
+    options |= {"data": "Shapes", "data.train_size": 100, "data.test_size": 20, "model.name": "vit_tiny_patch16_224"}
+    options |= {"model.pretrained": False, "model.img_size": 32, "model.timm_kwargs": TINY_KWARGS}
+    rungs = [
+        {"name": "one", "options": {"trainer.precision": "32-true"}},
+        {"name": "tuned", "builds_on": "one", "weights_from": "one", "options": {"trainer.precision": "bf16-mixed"}},
+        {"name": "gpus", "builds_on": "one", "options": {"trainer.accelerator": "gpu", "trainer.devices": 99}},
+    ]
+    (tmp_path / "small.yaml").write_text(yaml.safe_dump({"epochs": 1, "options": options, "rungs": rungs}))
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
+    main(["benchmark", "--ladder=small.yaml"])
+    folder = tmp_path / "runs" / "benchmark" / "small"
+    one, tuned, gpus = load(folder / "results.csv")
+    assert gpus.status == "skipped" and "gpu" in gpus.reason.lower() and gpus.reason in capfd.readouterr().out
+    for result in (one, tuned):
+        assert result.status == "done"
+        assert result.seconds > result.train_seconds > result.first_step_seconds > 0  # type: ignore[operator]
+        assert result.images_per_second > 0 and 0 < result.data_wait < 1 and result.mfu is None  # type: ignore[operator]
+        assert 0 < result.forecast_gb < result.peak_memory_gb  # type: ignore[operator]
+        assert 0 <= result.test_acc <= 1 and result.val_acc is not None  # type: ignore[operator]
+    assert "head taken over" in (folder / "logs" / "tuned-seed0-repeat0.txt").read_text()

@@ -1,0 +1,293 @@
+"""What is in the event files: exact tags, counts and sizes."""
+
+import io
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Callback, Trainer
+from PIL import Image
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch.utils.tensorboard import SummaryWriter
+
+from tests.conftest import REPOSITORY, TINY, TINY_KWARGS, equal, only, scalars, weights
+from tests.test_module import model
+from vit_finetune import main
+from vit_finetune.callbacks.projector import principal_components
+from vit_finetune.callbacks.tensorboard import COLUMNS, _add, _as_pictures, _draw_graph, _logging_step
+from vit_finetune.evaluation.plots import picture_grid
+from vit_finetune.model.preprocess import Preprocess
+
+FLOAT16 = f"--config={REPOSITORY / 'configs' / 'precision' / '16-mixed-cpu.yaml'}"
+EPOCH = ["epoch", "train/acc", "train/loss", "val/acc", "val/loss"]
+SPEED = ["train/data_wait", "train/images_per_second", "train/peak_memory_gb", "train/tflops"]
+STEPS = ["train/acc_step", "train/loss_step", "train/lr", *SPEED]
+ALWAYS = {*EPOCH, *STEPS, "train/first_step_seconds", "train/seconds", "best/val/acc"}
+SHARES = {f"precision/{name}" for name in ("zero_in_fp16", "zero_in_fp16_scaled", "inf_in_fp16_scaled")}
+PICTURES = ["train/batch", "val/confusion", "val/mistakes", "val/reliability"]
+
+
+def events(run: Path) -> EventAccumulator:
+    """The one event file below a folder, whole."""
+    found = EventAccumulator(str(only(run, "events.out.tfevents.*")), {"scalars": 0, "images": 0, "tensors": 0})
+    found.Reload()
+    return found
+
+
+class Inject(Callback):
+    """Puts known gradients in place, or one that is infinite, after the backward pass of chosen steps.
+
+    Args:
+        values: What all gradients hold, repeated, as they would be without a loss scale.
+        infinite: Steps in which one of them overflows.
+    """
+
+    def __init__(self, values: list[float] | None = None, infinite: list[int] | None = None) -> None:
+        self.values, self.infinite = values, infinite or []
+
+    def on_after_backward(self, trainer: Trainer, pl_module: Any) -> None:
+        scaler = getattr(trainer.precision_plugin, "scaler", None)
+        scale = scaler.get_scale() if scaler else 1.0
+        for parameter in pl_module.parameters():
+            if self.values:
+                repeated = torch.tensor(self.values).repeat(parameter.numel())[: parameter.numel()]
+                parameter.grad = repeated.view_as(parameter) * scale
+            if trainer.global_step in self.infinite:
+                parameter.grad = torch.full_like(parameter, math.inf)
+
+
+@pytest.mark.parametrize(
+    ("options", "more"),
+    [
+        ([], set()),
+        (["--trainer.precision=bf16-mixed"], SHARES),
+        ([FLOAT16], SHARES | {"precision/loss_scale", "precision/skipped_steps"}),
+    ],
+    ids=["32-true", "bf16-mixed", "16-mixed"],
+)
+def test_tags_counts_and_sizes(options: list[str], more: set[str], folder_args: list[str], tmp_path: Path) -> None:
+    """Four epochs of five steps. Two validation pictures have two labels each, so that two answers must be wrong."""
+    for name in ("00", "01"):
+        shutil.copy(tmp_path / f"pictures/val/c/{name}.png", tmp_path / f"pictures/val/a/again-{name}.png")
+    every = ["--trainer.log_every_n_steps=2", "--tensorboard.pictures_every_n_epochs=2"]
+    every += ["--tensorboard.precision_every_n_steps=6", "--tensorboard.pictures=2"]
+    main(["fit", *folder_args, *every, *options, "--trainer.max_epochs=4", "--experiment=run"])
+    found = events(tmp_path / "runs")
+    assert set(found.Tags()["scalars"]) == ALWAYS | more | {"train/grad_norm", "train/lr_lowest"}
+    logged = [5 * epoch + step for epoch in range(4) for step in (1, 3, 4)]
+    for tag in [*STEPS, "train/grad_norm", *(more - SHARES)]:
+        assert [event.step for event in found.Scalars(tag)] == logged, tag
+    for tag in more & SHARES:
+        assert [event.step for event in found.Scalars(tag)] == [0, 6, 12, 18], tag
+        assert all(0 <= event.value < 1 for event in found.Scalars(tag))
+    assert [event.step for event in found.Scalars("val/acc")] == [4, 9, 14, 19]
+    assert sorted(found.Tags()["images"]) == PICTURES
+    for tag in PICTURES:  # in epochs 0 and 2, and in the last, 3
+        assert [e.step for e in found.Images(tag)] == ([0, 10, 15] if tag == "train/batch" else [4, 14, 19]), tag
+    assert found.Images("train/batch")[0].width == found.Images("val/mistakes")[0].width == 270  # two pictures wide
+    for epoch in (0, 2, 3):
+        size = sum(
+            len(image.encoded_image_string)
+            for tag in PICTURES
+            for image in found.Images(tag)
+            if image.step // 5 == epoch
+        )
+        assert 0 < size < 1e6
+    assert only(tmp_path / "runs", "events*").stat().st_size < 1e6
+    assert not found.Tags()["graph"] and found.Tags()["tensors"] == ["custom_scalars__config__"]
+
+
+def test_everything_can_be_switched_off(folder_args: list[str], tmp_path: Path) -> None:
+    off = ["--tensorboard.gradient_norm=false", "--tensorboard.precision_every_n_steps=0"]
+    off += ["--tensorboard.pictures_every_n_epochs=0", "--trainer.precision=bf16-mixed"]
+    main(["fit", *folder_args, *off, "--model.layer_decay=null"])
+    found = events(tmp_path / "runs")
+    assert set(found.Tags()["scalars"]) == ALWAYS
+    assert not found.Tags()["images"]
+    assert only(tmp_path / "runs", "events*").stat().st_size < 10_000
+    main(["fit", *folder_args, "--trainer.logger=false", "--experiment=none"])
+    assert len(list(tmp_path.rglob("events*"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("pictures", 17), ("pictures_every_n_epochs", -1), ("precision_every_n_steps", -1)]
+)
+def test_odd_options_are_refused(folder_args: list[str], fails: Any, name: str, value: int) -> None:
+    assert f"--tensorboard.{name} is {value}; it must be" in fails("fit", *folder_args, f"--tensorboard.{name}={value}")
+    assert "--projector.pictures is -1" in fails("fit", *folder_args, "--projector.pictures=-1")
+
+
+# Gradients
+
+
+@pytest.mark.parametrize("clip", [[], ["--trainer.gradient_clip_val=0.001"]], ids=["fused", "unscaled, clipped"])
+@pytest.mark.parametrize("precision", [["--trainer.precision=32-true"], ["--trainer.precision=bf16-mixed"], [FLOAT16]])
+def test_norm_and_shares_of_known_gradients(
+    precision: list[str], clip: list[str], folder_args: list[str], tmp_path: Path
+) -> None:
+    """Of four values one is lost even with the usual scale of 65536, one is saved by it, and one overflows by it."""
+    values = [2.0**-50, 2.0**-30, 2.0**-10, 2.0]
+    known = [f"--trainer.callbacks+={__name__}.Inject", f"--trainer.callbacks.values={values}"]
+    main(["fit", *folder_args, *precision, *clip, *known, "--experiment=run", "--trainer.log_every_n_steps=1"])
+    tags = scalars(tmp_path / "runs")
+    net = weights(only(tmp_path / "runs", "last.ckpt"))
+    held = torch.cat([torch.tensor(values).repeat(p.numel())[: p.numel()] for p in net.values()])
+    assert tags["train/grad_norm"][0] == (0, pytest.approx(float(held.norm())))
+    if precision != ["--trainer.precision=32-true"]:
+        for name, share in (
+            ("zero_in_fp16", (held < 2**-25).float().mean()),
+            ("zero_in_fp16_scaled", (held < 2**-41).float().mean()),
+            ("inf_in_fp16_scaled", (held == 2).float().mean()),
+        ):
+            assert tags[f"precision/{name}"] == [(0, pytest.approx(float(share)))], name
+
+
+@pytest.mark.parametrize("clip", [[], ["--trainer.gradient_clip_val=1"]], ids=["fused", "unscaled, clipped"])
+def test_skipped_steps_are_counted(clip: list[str], folder_args: list[str], tmp_path: Path) -> None:
+    scaler = "{class_path: torch.amp.GradScaler, init_args: {device: cpu, init_scale: 64}}"
+    plugin = "{class_path: lightning.pytorch.plugins.MixedPrecision, init_args: {precision: 16-mixed, device: cpu, "
+    options = [f"--trainer.plugins={plugin}scaler: {scaler}}}}}", "--trainer.log_every_n_steps=1"]
+    options += [f"--trainer.callbacks+={__name__}.Inject", "--trainer.callbacks.infinite=[0,2]"]
+    main(["fit", *folder_args, *options, *clip])
+    tags = scalars(tmp_path / "runs")
+    assert [value for _, value in tags["precision/skipped_steps"]] == [0, 1, 1, 2, 2]
+    assert [value for _, value in tags["precision/loss_scale"]] == [64, 32, 32, 16, 16]
+    assert [math.isfinite(value) for _, value in tags["train/grad_norm"]] == [False, True, False, True, True]
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_every_interval_is_logged_once(accumulate: int) -> None:
+    """With accumulation, at the optimiser step that holds the batch at which the interval ends."""
+
+    class Fake:
+        log_every_n_steps, accumulate_grad_batches, is_last_batch = 4, accumulate, False
+
+        def __init__(self, ready: int) -> None:
+            self.fit_loop = self.epoch_loop = self.batch_progress = self.current = self
+            self.ready = ready
+
+    steps = range(accumulate, 25, accumulate)
+    due = [done for done in steps if _logging_step(Fake(done))]  # type: ignore[arg-type]
+    assert due == {1: [4, 8, 12, 16, 20, 24], 3: [6, 9, 12, 18, 21, 24]}[accumulate]
+
+
+def test_lowest_rate_under_layer_decay(folder_args: list[str], tmp_path: Path) -> None:
+    main(["fit", *folder_args, "--model.layer_decay=0.5", "--trainer.log_every_n_steps=1"])
+    tags = scalars(tmp_path / "runs")
+    for (_, head), (_, lowest) in zip(tags["train/lr"], tags["train/lr_lowest"], strict=True):
+        assert lowest == pytest.approx(head * 0.5**3)  # two blocks and the embedding below the head
+
+
+# Pictures and graph
+
+
+def test_the_batch_is_shown_as_the_network_sees_it(folder_args: list[str], tmp_path: Path) -> None:
+    """Red, green and blue pictures under their labels a, b and c, after augmentation, normalisation and resizing."""
+    main(["fit", *folder_args, "--trainer.accumulate_grad_batches=2"])
+    (shown,) = events(tmp_path / "runs").Images("train/batch")
+    pixels = torch.tensor(list(Image.open(io.BytesIO(shown.encoded_image_string)).convert("RGB").tobytes()))
+    pixels = pixels.view(shown.height, shown.width, 3)
+    assert (shown.width, shown.height, shown.step) == (540, 155, 0)
+    centres = pixels[60:120].float().unflatten(1, (4, 135))[:, :, 30:100].mean((0, 2))
+    assert ((centres.max(1).values > 150) & (centres.sum(1) < 260)).all()  # four pictures, each of one colour
+
+
+def test_normalisation_is_undone() -> None:
+    preprocess = Preprocess((8, 8), (0.5, 0.4, 0.3), (0.2, 0.3, 0.4))
+    pictures = torch.randint(0, 256, (2, 3, 8, 8), dtype=torch.uint8)
+    assert torch.equal(_as_pictures(preprocess(pictures), preprocess), pictures)
+
+
+def test_pictures_of_an_epoch_stay_below_a_megabyte_whatever_they_show(tmp_path: Path) -> None:
+    """Noise at 224 pixels, which no PNG can shrink: batch and mistakes; the charts take another 60 kB."""
+    noise = torch.randint(0, 256, (8, 3, 224, 224), dtype=torch.uint8)
+    with SummaryWriter(str(tmp_path / "noise")) as writer:
+        for tag, caption in (("batch", "a"), ("mistakes", "a\nb\nc")):
+            _add(writer, tag, picture_grid(noise, [caption] * 8, COLUMNS), 0)
+    assert only(tmp_path / "noise", "events*").stat().st_size < 0.94e6
+
+
+@pytest.mark.parametrize(("size", "patch"), [(32, 8), (224, 32)])
+def test_graph(size: int, patch: int, tmp_path: Path) -> None:
+    module = model()
+    module.hparams.update(img_size=size, timm_kwargs={**TINY_KWARGS, "patch_size": patch})
+    before, state = {k: v.clone() for k, v in module.state_dict().items()}, torch.get_rng_state()
+    with SummaryWriter(str(tmp_path / "graph")) as writer:
+        _draw_graph(writer, module)
+    assert equal(before, module.state_dict()) and torch.equal(state, torch.get_rng_state())
+    assert module.training
+    found = events(tmp_path / "graph")
+    assert {"blocks", "patch_embed", "head"} <= {part for node in found.Graph().node for part in _parts(node.name)}
+    assert only(tmp_path / "graph", "events*").stat().st_size < 200_000
+
+
+def _parts(name: str) -> set[str]:
+    return {part.split("[")[-1].rstrip("]") for part in name.split("/")}
+
+
+def test_graph_on_request_changes_nothing(folder_args: list[str], tmp_path: Path) -> None:
+    main(["fit", *folder_args, "--experiment=plain"])
+    main(["fit", *folder_args, "--experiment=graph", "--tensorboard.graph=true"])
+    plain, graph = (weights(only(tmp_path / "runs" / name, "last.ckpt")) for name in ("plain", "graph"))
+    assert equal(plain, graph)
+    assert events(tmp_path / "runs" / "graph").Tags()["graph"]
+
+
+# Other commands
+
+
+def test_projector_and_no_empty_files(folder_args: list[str], tmp_path: Path) -> None:
+    main(["fit", *folder_args])
+    for _ in range(2):
+        main(["test", "--ckpt_path=best", "--projector.pictures=5"])
+    main(["predict", "--ckpt_path=best", f"--data.root={tmp_path / 'pictures' / 'test'}"])
+    run = only(tmp_path / "runs", "version_*")  # no run but the first
+    for tag in ("test", "test-1"):  # and the older points are kept
+        folder = run / "00000" / tag
+        rows = [line.split("\t") for line in (folder / "metadata.tsv").read_text().splitlines()]
+        assert rows[0] == ["true", "predicted", "path"]
+        assert [row[2].rpartition("test/")[2] for row in rows[1:]] == [
+            "a/00.png", "a/02.png", "b/01.png", "c/00.png", "c/02.png"
+        ]  # fmt: skip
+        points = [[float(x) for x in line.split("\t")] for line in (folder / "tensors.tsv").read_text().splitlines()]
+        assert len(points) == 5 and len(points[0]) == 5
+        with Image.open(folder / "sprite.png") as sprite:
+            assert sprite.size == (96, 96)  # three by three thumbnails
+    config = (run / "projector_config.pbtxt").read_text()
+    assert 'tensor_path: "00000/test-1/tensors.tsv"' in config and "single_image_dim: 32" in config
+    for file in run.glob("events*"):
+        found = EventAccumulator(str(file))
+        found.Reload()
+        assert any(found.Tags().values()), file
+
+
+def test_principal_components_keep_distances() -> None:
+    features = torch.randn(20, 6) @ torch.randn(6, 40)
+    points = principal_components(features, 50)
+    assert points.shape == (20, 20)
+    assert torch.allclose(torch.cdist(points[:, :6], points[:, :6]), torch.cdist(features, features), atol=1e-3)
+
+
+def test_table_of_runs_sorts_by_numbers(tmp_path: Path) -> None:
+    """Options and the best metric arrive in the HPARAMS tab as numbers; there is no placeholder metric."""
+    from tensorboard.plugins.hparams import plugin_data_pb2
+
+    main(["fit", *TINY, "--data=Shapes", "--data.train_size=100", "--model.lr=0.002"])
+    found = EventAccumulator(str(only(tmp_path / "runs", "events*")), {"scalars": 0})
+    found.Reload()
+    contents = found.summary_metadata
+    parsed = {
+        tag: plugin_data_pb2.HParamsPluginData.FromString(data.plugin_data.content)
+        for tag, data in contents.items()
+        if data.plugin_data.plugin_name == "hparams"
+    }
+    session = parsed["_hparams_/session_start_info"].session_start_info.hparams
+    assert session["model/lr"].number_value == pytest.approx(0.002)
+    assert session["data/batch_size"].number_value == 4
+    metrics = [info.name.tag for info in parsed["_hparams_/experiment"].experiment.metric_infos]
+    assert metrics == ["best/val/acc"]
+    best = scalars(tmp_path / "runs")
+    assert best["best/val/acc"] == [(0, max(value for _, value in best["val/acc"]))] and "hp_metric" not in best

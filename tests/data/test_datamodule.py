@@ -1,0 +1,232 @@
+"""Splits, samplers, CIFAR-10 files, generated pictures."""
+
+import socket
+from pathlib import Path
+
+import pytest
+import torch
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from torchvision import datasets
+
+from tests.conftest import CPU, TINY_MODEL
+from vit_finetune import CIFAR10, CIFAR100, Contours, Shapes, main
+from vit_finetune.data.contours import Formulas
+from vit_finetune.data.contours import draw as draw_contours
+from vit_finetune.data.datasets import MemoryPictures
+from vit_finetune.data.samplers import EvenSampler, stratified_holdout
+from vit_finetune.data.shapes import NAMES
+
+
+def pictures(count: int) -> MemoryPictures:
+    images = torch.arange(count, dtype=torch.uint8)[:, None, None, None].expand(count, 3, 2, 2)
+    return MemoryPictures(images, torch.arange(count) % 3, [f"{i}.png" for i in range(count)])
+
+
+def test_batch_is_one_index_operation() -> None:
+    batch = pictures(10).__getitems__([7, 2])
+    assert batch["image"].shape == (2, 3, 2, 2) and batch["image"].dtype == torch.uint8
+    assert batch["image"][:, 0, 0, 0].tolist() == [7, 2]
+    assert batch["label"].tolist() == [1, 2] and batch["index"].tolist() == [7, 2]
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 3, 7])
+def test_even_sampler_gives_each_picture_once(replicas: int) -> None:
+    data = pictures(5)
+    shards = [list(EvenSampler(data, num_replicas=replicas, rank=rank)) for rank in range(replicas)]
+    assert len({len(shard) for shard in shards}) == 1
+    batches = [data.__getitems__(shard) for shard in shards]
+    assert sorted(i for batch in batches for i in batch["index"].tolist() if i >= 0) == [0, 1, 2, 3, 4]
+    fillers = [label for batch in batches for i, label in zip(batch["index"], batch["label"], strict=True) if i < 0]
+    assert all(label == -1 for label in fillers)
+
+
+def test_stratified_holdout() -> None:
+    labels = torch.tensor([0] * 40 + [1] * 20 + [2] * 10)
+    kept, held = stratified_holdout(labels, 0.1, seed=3)
+    assert torch.equal(torch.cat([kept, held]).sort().values, torch.arange(70))
+    assert labels[held].bincount().tolist() == [4, 2, 1]
+    assert torch.equal(held, stratified_holdout(labels, 0.1, seed=3)[1])
+    assert not torch.equal(held, stratified_holdout(labels, 0.1, seed=4)[1])
+
+
+def test_validation_comes_from_train_and_is_not_augmented(cifar: Path) -> None:
+    data = CIFAR10(str(cifar), val_fraction=0.2)
+    data.prepare_data()
+    data.setup("fit")
+    train, val = data.sets["train"], data.sets["val"]
+    assert len(train) == 80 and len(val) == 20
+    assert set(train.names).isdisjoint(val.names) and len({*train.names, *val.names}) == 100
+    assert val.labels.bincount().tolist() == [2] * 10
+    first, again = next(iter(data.val_dataloader())), next(iter(data.val_dataloader()))
+    assert torch.equal(first["image"], again["image"])
+    data.setup("test")
+    assert all(name.startswith("test/") for name in data.sets["test"].names) and len(data.sets["test"]) == 20
+
+
+def test_split_has_its_own_seed_and_a_fingerprint(cifar: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prints = {}
+    for global_seed, split_seed in ((0, 0), (1, 0), (0, 1)):
+        monkeypatch.setenv("PL_GLOBAL_SEED", str(global_seed))
+        data = CIFAR10(str(cifar), split_seed=split_seed)
+        data.setup("fit")
+        prints[global_seed, split_seed] = data.split_fingerprint
+    assert prints[0, 0] == prints[1, 0] != prints[0, 1]
+
+
+def test_order_depends_on_seed_and_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    orders = {}
+    for seed, epoch in ((0, 0), (0, 1), (1, 0), (0, 0)):
+        monkeypatch.setenv("PL_GLOBAL_SEED", str(seed))
+        data = Shapes(train_size=100, test_size=10)
+        data.setup("fit")
+        loader = data.train_dataloader()
+        loader.sampler.set_epoch(epoch)
+        order = torch.cat([batch["index"] for batch in loader])
+        assert torch.equal(order.sort().values, torch.arange(90))
+        assert torch.equal(orders.setdefault((seed, epoch), order), order)
+    assert len({tuple(order.tolist()) for order in orders.values()}) == 3
+
+
+def test_cifar_pixels_and_labels(cifar: Path) -> None:
+    data = CIFAR10(str(cifar))
+    data.setup("test")
+    published = datasets.CIFAR10(str(cifar), train=False)
+    batch = next(iter(data.test_dataloader()))
+    assert torch.equal(batch["image"][5].permute(1, 2, 0), torch.from_numpy(published.data[5]))
+    assert batch["label"].tolist() == published.targets
+
+
+def test_read_only_root_and_no_network_when_complete(cifar: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("touched the network")
+
+    monkeypatch.setattr(socket, "create_connection", refuse)
+    before = sorted(cifar.rglob("*"))
+    data = CIFAR10(str(cifar))
+    assert data.missing() is None
+    data.prepare_data()
+    assert sorted(cifar.rglob("*")) == before  # no lock file either
+
+
+@pytest.mark.parametrize("download", [True, False])
+@pytest.mark.parametrize("state", ["absent", "junk archive", "half"])
+def test_missing_cifar_is_explained(cifar: Path, monkeypatch: pytest.MonkeyPatch, download: bool, state: str) -> None:
+    root = cifar.parent / "empty"
+    if state == "junk archive":
+        root.mkdir()
+        (root / "cifar-10-python.tar.gz").write_bytes(b"<html>" * 200)
+    if state == "half":
+        (cifar / "cifar-10-batches-py" / "data_batch_3").unlink()
+        root = cifar
+    # A port that nothing listens on stands for a server out of reach.
+    monkeypatch.setattr(datasets.CIFAR10, "url", "http://127.0.0.1:9/cifar-10-python.tar.gz")
+    data = CIFAR10(str(root), download=download)
+    problem = data.missing()
+    assert problem is not None and str(root) in problem and "quickstart.yaml" in problem
+    assert ("--data.download is off" if not download else "out of reach") in problem
+    assert ("incomplete or damaged" in problem) == (state != "absent")
+    with pytest.raises(MisconfigurationException, match="CIFAR-10 is missing"):
+        data.prepare_data()
+
+
+def test_damaged_file_is_not_trained_on(cifar: Path) -> None:
+    """The layout alone does not convince: pictures must have the published checksums."""
+    file = cifar / "cifar-10-batches-py" / "data_batch_1"
+    file.write_bytes(file.read_bytes()[:-1] + b"x")
+    assert CIFAR10(str(cifar), download=False).missing() is not None
+
+
+def test_fit_on_cifar_files(cifar: Path) -> None:
+    main(["fit", *TINY_MODEL, *CPU, "--trainer.max_epochs=1", f"--data.root={cifar}", "--data.batch_size=16"])
+
+
+def test_shapes_are_a_function_of_the_seed() -> None:
+    def draw(**options: int) -> MemoryPictures:
+        data = Shapes(train_size=200, test_size=50, **options)
+        data.setup("fit")
+        data.setup("test")
+        return data.sets["train"], data.sets["test"]  # type: ignore[return-value]
+
+    (train, test), (again, _), (other, _) = draw(), draw(), draw(seed=1)
+    assert train.images.shape == (180, 3, 32, 32) and train.images.dtype == torch.uint8
+    assert torch.equal(train.images, again.images) and not torch.equal(train.images, other.images)
+    assert test.labels.bincount().tolist() == [5] * len(NAMES)
+    assert not any(torch.equal(test.images[0], image) for image in train.images)
+
+
+def test_contours_are_a_function_of_the_seed() -> None:
+    def draw(**options: int) -> MemoryPictures:
+        data = Contours(outlines=6, materials=2, train_size=160, test_size=40, **options)
+        data.setup("fit")
+        data.setup("test")
+        assert not any(torch.equal(data.sets["test"].images[0], image) for image in data.sets["train"].images)
+        return data.sets["test"]  # type: ignore[return-value]
+
+    test, again, other = draw(), draw(), draw(seed=1)
+    assert test.images.shape == (40, 3, 32, 32) and test.images.dtype == torch.uint8
+    assert torch.equal(test.images, again.images) and not torch.equal(test.images, other.images)
+    assert test.labels.bincount().tolist() == [5] * 8
+
+
+def test_contours_show_their_formulas() -> None:
+    """A figure is brighter than its ground, or darker in every second class; a material has its own two colours."""
+    formulas = Formulas.random(12, 2, torch.Generator().manual_seed(0))
+    assert formulas.outline.frequency[:, 0].tolist() == [2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7]
+    filled = (formulas.hole == 0).nonzero().flatten()
+    labels = torch.cat([filled.repeat(50), torch.tensor([12] * 50)])
+    images = draw_contours(labels, formulas, 0.0, 0.0, torch.Generator().manual_seed(0)).float() / 255
+    middle, corners = images[..., 12:20, 12:20].mean((1, 2, 3)), images[..., ::31, ::31].mean((1, 2, 3))
+    brighter = (middle > corners)[labels < 12]
+    assert (brighter == (labels[labels < 12] % 2 == 0)).float().mean() > 0.9
+    dark, light = formulas.palette[0].flatten(1).sort(0).values
+    colour = images[labels == 12].mean((0, 2, 3))
+    assert (colour > dark - 0.1).all() and (colour < light + 0.1).all()
+
+
+def test_linear_model_fails_on_shapes() -> None:
+    """The pixels' best linear read-out stays below one half on new pictures; see the quickstart for a ViT."""
+    data = Shapes(train_size=3000, test_size=1000)
+    data.setup("fit")
+    data.setup("test")
+
+    def features(split: str) -> tuple[torch.Tensor, torch.Tensor]:
+        part = data.sets[split]
+        pixels = part.images.flatten(1).double() / 127.5 - 1  # type: ignore[attr-defined]
+        return torch.cat([pixels, torch.ones(len(pixels), 1)], 1), part.labels
+
+    x, labels = features("train")
+    target = torch.nn.functional.one_hot(labels, 10).double()
+    solution = torch.linalg.solve(x.T @ x + 100.0 * torch.eye(x.shape[1]), x.T @ target)
+    x, labels = features("test")
+    accuracy = ((x @ solution).argmax(1) == labels).double().mean()
+    assert accuracy < 0.5
+
+
+def test_cifar100_brings_its_own_names(cifar100: Path) -> None:
+    data = CIFAR100(str(cifar100), val_fraction=0.5)
+    data.setup("fit")
+    assert data.class_names == [f"class{i}" for i in range(100)]
+    assert len(data.sets["train"]) == len(data.sets["val"]) == 500
+    data.setup("test")
+    assert data.sets["test"].images.shape == (20, 3, 32, 32)  # type: ignore[attr-defined]
+    assert "CIFAR-100 is missing" in (CIFAR100("nowhere", download=False).missing() or "")
+    assert "cifar-100-python.tar.gz" in (CIFAR100("nowhere", download=False).missing() or "")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": 0}, "--data.batch_size is 0; it must be at least 1"),
+        ({"num_workers": -1}, "--data.num_workers is -1"),
+        ({"val_fraction": 1.5}, "--data.val_fraction is 1.5; it must be between 0 and 1"),
+        ({"shift": 1}, "--data.shift is 1"),
+    ],
+)
+def test_impossible_options_are_refused(options: dict[str, float], message: str) -> None:
+    with pytest.raises(MisconfigurationException, match=message):
+        Shapes(**options)  # type: ignore[arg-type]
+
+
+def test_split_that_leaves_nothing_is_refused() -> None:
+    with pytest.raises(MisconfigurationException, match=r"val_fraction 0.0 of 20 .* leaves 20 to train on and 0"):
+        Shapes(train_size=20, val_fraction=0.0).setup("fit")

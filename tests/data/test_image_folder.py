@@ -1,0 +1,259 @@
+"""Trees of pictures: layouts, class names, broken files, memory or workers."""
+
+import logging
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+
+from tests.conftest import TINY, make_tree, only, picture
+from vit_finetune import ImageFolder, main
+from vit_finetune.data.datasets import MemoryPictures
+from vit_finetune.data.image_folder import FilePictures
+
+
+def sizes(data: ImageFolder) -> dict[str, int]:
+    return {name: len(pictures) for name, pictures in data.sets.items()}
+
+
+def test_three_trees(tree: Path) -> None:
+    data = ImageFolder(str(tree))
+    for stage in ("fit", "test", "predict"):
+        data.setup(stage)
+    assert sizes(data) == {"train": 18, "val": 9, "test": 9, "predict": 9}
+    assert data.class_names == ["a", "b", "c"]
+    assert data.sets["val"].names == [str(tree / "val" / c / f"{i:02d}.png") for c in "abc" for i in range(3)]
+    assert data.sets["val"].labels.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+
+
+def test_missing_val_is_cut_out_of_train(tmp_path: Path) -> None:
+    data = ImageFolder(str(make_tree(tmp_path / "p", {"train": 10, "test": 2})), val_fraction=0.2)
+    data.setup("fit")
+    data.setup("test")
+    assert sizes(data) == {"train": 24, "val": 6, "test": 6}
+
+
+def test_missing_test_is_val_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    data = ImageFolder(str(make_tree(tmp_path / "p", {"train": 2, "val": 3})))
+    with caplog.at_level("INFO"):
+        data.setup("test")
+    assert len(data.sets["test"]) == 9 and "has no folder test: these are the pictures of val" in caplog.text
+
+
+def test_train_alone_is_tested_on_what_was_held_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tree = make_tree(tmp_path / "p", {"train": 10})
+    fitted, tested = (ImageFolder(str(tree), val_fraction=0.2) for _ in range(2))
+    fitted.setup("fit")
+    with caplog.at_level("INFO"):
+        tested.setup("test")
+    assert sizes(fitted) == {"train": 24, "val": 6}
+    assert tested.sets["test"].names == fitted.sets["val"].names and "these are the pictures of val" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("data", "option"),
+    [
+        ("ImageFolder", "test_fraction=-0.1"),
+        ("ImageFolder", "test_fraction=1.5"),
+        ("ImageFolder", "size=0"),
+        ("ImageFolder", "cache_gb=-0.5"),
+        ("Shapes", "train_size=-1"),
+        ("Shapes", "test_size=0"),
+        ("Shapes", "noise=-0.1"),
+        ("Contours", "outlines=-1"),
+        ("Contours", "train_size=0"),
+    ],
+)
+def test_values_out_of_range_are_named(data: str, option: str, fails: Callable[..., str]) -> None:
+    name, value = option.split("=")
+    assert f"--data.{name} is {value}; it must be " in fails("fit", f"--data={data}", f"--data.{option}")
+
+
+def test_one_tree_is_split_by_seed(tmp_path: Path) -> None:
+    tree = make_tree(tmp_path / "p", {"": 20})
+    data = ImageFolder(str(tree), test_fraction=0.2, val_fraction=0.25)
+    data.setup("fit")
+    data.setup("test")
+    assert sizes(data) == {"train": 36, "val": 12, "test": 12}
+    names = [set(pictures.names) for pictures in data.sets.values()]
+    assert len(set.union(*names)) == 60 == sum(map(len, names))
+    again = ImageFolder(str(tree), test_fraction=0.2, val_fraction=0.25)
+    again.setup("fit")
+    assert again.split_fingerprint == data.split_fingerprint
+    everything = ImageFolder(str(tree), test_fraction=1.0)
+    everything.setup("test")
+    assert len(everything.sets["test"]) == 60
+
+
+def test_predict_takes_any_folder(tmp_path: Path) -> None:
+    flat = tmp_path / "flat"
+    (flat / "deeper").mkdir(parents=True)
+    generator = np.random.default_rng(0)
+    for name in ("b.png", "a.JPG", "deeper/c.png"):
+        picture(0, generator).save(flat / name)
+    data = ImageFolder(str(flat))
+    data.setup("predict")
+    assert [Path(name).name for name in data.sets["predict"].names] == ["a.JPG", "b.png", "c.png"]
+    assert data.sets["predict"].labels.tolist() == [-1] * 3
+
+
+def test_hidden_and_foreign_files_are_left_out(tree: Path) -> None:
+    hidden = tree / "train" / ".ipynb_checkpoints"
+    shutil.copytree(tree / "train" / "a", hidden)
+    (tree / "train" / "a" / "._01.png").write_bytes(b"")
+    (tree / "train" / "b" / "notes.txt").write_text("not a picture")
+    (tree / "train" / "loose.png").write_bytes(b"")
+    data = ImageFolder(str(tree))
+    data.setup("fit")
+    assert data.class_names == ["a", "b", "c"] and len(data.sets["train"]) == 18
+
+
+@pytest.mark.parametrize("left", [None, "picture.heic"])
+def test_empty_training_class_is_refused(tree: Path, left: str | None) -> None:
+    for path in (tree / "train" / "b").iterdir():
+        path.unlink()
+    if left:
+        (tree / "train" / "b" / left).write_bytes(b"x")
+    with pytest.raises(
+        MisconfigurationException, match=r"no pictures in the class folder b; accepted types are .*\.png"
+    ):
+        ImageFolder(str(tree)).setup("fit")
+
+
+def test_class_missing_from_val_keeps_the_labels(tree: Path, caplog: pytest.LogCaptureFixture) -> None:
+    shutil.rmtree(tree / "val" / "b")
+    data = ImageFolder(str(tree))
+    with caplog.at_level(logging.INFO):
+        data.setup("fit")
+    assert caplog.messages == [f"{tree}, val: no pictures of b. The other classes keep their labels."]
+    assert data.sets["val"].labels.tolist() == [0, 0, 0, 2, 2, 2]
+
+
+def test_numbers_as_class_names_are_in_order(tmp_path: Path) -> None:
+    """Folders 1, 2 and 10: by value, and the picture of a folder has the label of its name."""
+    tree = make_tree(tmp_path / "p", {"train": 2, "val": 1})
+    for split in ("train", "val"):
+        for old, new in zip("abc", ("10", "2", "1"), strict=True):
+            (tree / split / old).rename(tree / split / new)
+    data = ImageFolder(str(tree))
+    data.setup("fit")
+    assert data.class_names == ["1", "2", "10"]
+    train = data.sets["train"]
+    assert [data.class_names[label] for label in train.labels] == [Path(name).parent.name for name in train.names]
+
+
+def test_no_class_folders_are_explained(tmp_path: Path, fails: Callable[..., str]) -> None:
+    tree = make_tree(tmp_path / "p", {"": 1})
+    assert "has no class folders. Pictures lie in root/<class>/ or root/train/<class>/" in fails(
+        "fit", *TINY, "--data=ImageFolder", f"--data.root={tree / 'a'}"
+    )
+
+
+def test_unknown_class_is_refused_by_name(tree: Path) -> None:
+    (tree / "val" / "b").rename(tree / "val" / "zebra")
+    with pytest.raises(MisconfigurationException, match=r"val: no such class: zebra. The classes are a, b, c"):
+        ImageFolder(str(tree)).setup("fit")
+
+
+def test_later_trees_are_read_with_the_checkpoints_classes(
+    folder_args: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], fails: Callable[..., str]
+) -> None:
+    """A class that a later tree lacks leaves the others' labels alone; one that it adds is refused by name."""
+    main(["fit", *folder_args, "--trainer.max_epochs=8", "--model.lr=0.01"])
+    options = [f"--ckpt_path={only(tmp_path / 'runs', 'best-*.ckpt')}", "--trainer.accelerator=cpu"]
+    later = tmp_path / "later"
+    shutil.copytree(tmp_path / "pictures" / "test", later)
+    shutil.rmtree(later / "b")
+    capsys.readouterr()
+    main(["test", *options, f"--data.root={later}", "--data.test_fraction=1"])
+    assert "1.0" in next(line for line in capsys.readouterr().out.splitlines() if "test/acc" in line)
+    (later / "c").rename(later / "d")
+    assert "no such class: d. The classes are a, b, c" in fails("test", *options, f"--data.root={later}")
+
+
+def spoil(folder: Path) -> None:
+    """Adds an empty file, a page by the name of a picture, and a picture whose header is whole and the rest cut off."""
+    (folder / "empty.png").write_bytes(b"")
+    (folder / "page.jpg").write_text("<html>")
+    picture(0, np.random.default_rng(0), side=200).save(folder / "cut.jpg")
+    (folder / "cut.jpg").write_bytes((folder / "cut.jpg").read_bytes()[:2000])
+
+
+def test_broken_files_are_named_all_at_once(tree: Path, fails: Callable[..., str]) -> None:
+    spoil(tree / "train" / "a")
+    message = fails("fit", *TINY, "--data=ImageFolder", f"--data.root={tree}")
+    assert "3 pictures cannot be read" in message and "--data.skip_broken true" in message
+    lines = [line.rsplit("/", 1)[1] for line in message.splitlines()[1:]]
+    assert lines[0].startswith("cut.jpg': image file is truncated") and lines[1] == "empty.png': the file is empty"
+    assert lines[2].startswith("page.jpg': it is damaged, or no picture") and len(lines) == 3
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_file_that_breaks_in_training_is_named_in_a_line(
+    folder_args: list[str], tree: Path, workers: int, fails: Callable[..., str]
+) -> None:
+    """Only the header is read before the start if the pictures do not fit into memory."""
+    spoil(tree / "train" / "a")
+    for name in ("empty.png", "page.jpg"):
+        (tree / "train" / "a" / name).unlink()
+    message = fails("fit", *folder_args, "--data.cache_gb=0", f"--data.num_workers={workers}")
+    assert message.startswith(f"error: '{tree}/train/a/cut.jpg': image file is truncated")
+    assert len(message.splitlines()) == 1
+
+
+@pytest.mark.parametrize("cache_gb", [2.0, 0.0])
+def test_broken_files_are_skipped_and_listed(
+    folder_args: list[str], tree: Path, tmp_path: Path, cache_gb: float, recwarn: pytest.WarningsRecorder
+) -> None:
+    spoil(tree / "train" / "a")
+    options = [f"--data.cache_gb={cache_gb}", "--data.skip_broken=true", "--data.num_workers=0"]
+    main(["fit", *folder_args, *options, "--trainer.limit_train_batches=1"])
+    said = next(str(w.message) for w in recwarn if "cannot be read" in str(w.message))
+    assert "3 pictures cannot be read and are left out" in said and f"{tree}/train/a/cut.jpg" in said
+    lines = only(tmp_path / "runs", "skipped-fit.txt").read_text(encoding="utf-8").splitlines()
+    assert [Path(line.split("'")[1]).name for line in lines] == ["cut.jpg", "empty.png", "page.jpg"]
+
+
+@pytest.mark.parametrize(("split", "stage"), [("train", "fit"), ("val", "validate")])
+def test_nothing_left_after_skipping_is_refused(tree: Path, split: str, stage: str) -> None:
+    for path in (tree / split).rglob("*.png"):
+        if split == "val" or path.parent.name == "b":
+            path.write_bytes(b"")
+    names = "a, b, c" if split == "val" else "b"
+    with pytest.raises(MisconfigurationException, match=f"No picture of these classes in {split} can be read: {names}"):
+        ImageFolder(str(tree), skip_broken=True).setup(stage)
+
+
+@pytest.mark.parametrize("cache_gb", [2.0, 0.0])
+def test_size_rule_in_memory_and_from_files(tmp_path: Path, cache_gb: float) -> None:
+    kind = MemoryPictures if cache_gb else FilePictures
+    small = ImageFolder(str(make_tree(tmp_path / "small", {"train": 2, "val": 1}, side=40)), cache_gb=cache_gb)
+    small.setup("fit")
+    batch = next(iter(small.val_dataloader()))
+    assert isinstance(small.sets["val"], kind) and batch["image"].shape == (3, 3, 40, 40)
+    mixed = make_tree(tmp_path / "mixed", {"train": 2, "val": 1}, side=300)
+    picture(0, np.random.default_rng(0), side=500).resize((500, 320)).save(mixed / "val" / "a" / "wide.png")
+    large = ImageFolder(str(mixed), cache_gb=cache_gb)
+    large.setup("fit")
+    assert next(iter(large.val_dataloader()))["image"].shape == (4, 3, 224, 224)
+    own = ImageFolder(str(mixed), size=48, cache_gb=cache_gb)
+    own.setup("fit")
+    assert next(iter(own.val_dataloader()))["image"].shape == (4, 3, 48, 48)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_workers_give_the_same_batches(tree: Path, workers: int) -> None:
+    batches = []
+    for cache_gb, num_workers in ((2.0, 0), (0.0, workers)):
+        data = ImageFolder(str(tree), cache_gb=cache_gb, num_workers=num_workers, batch_size=4)
+        data.setup("fit")
+        batches.append(torch.cat([batch["image"] for batch in data.val_dataloader()]))
+    assert torch.equal(*batches)
+
+
+def test_missing_folder_is_refused(fails: Callable[..., str]) -> None:
+    assert "--data.root nowhere is not a folder" in fails("fit", *TINY, "--data=ImageFolder", "--data.root=nowhere")

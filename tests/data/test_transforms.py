@@ -1,0 +1,143 @@
+"""Per-picture draws, exact pixels."""
+
+from argparse import Namespace
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.conftest import scalars
+from vit_finetune import ImageFolder, main
+from vit_finetune.data.transforms import each_picture, mix, shift_and_flip
+
+
+def test_nothing_to_do_changes_nothing() -> None:
+    images = torch.randint(0, 256, (5, 3, 8, 6), dtype=torch.uint8)
+    assert torch.equal(shift_and_flip(images, 0.0, flip=False), images)
+
+
+def test_each_picture_draws_for_itself() -> None:
+    torch.manual_seed(0)
+    image = torch.arange(64, dtype=torch.uint8).view(1, 1, 8, 8).expand(200, 3, 8, 8)
+    out = shift_and_flip(image, 0.25, flip=True)
+    assert out.shape == image.shape and out.dtype == torch.uint8
+    # Two pixels each way in both directions, mirrored or not: 5 * 5 * 2 variants.
+    assert 40 <= len({tuple(picture.flatten().tolist()) for picture in out}) <= 50
+
+
+def test_flip_mirrors_and_reflection_fills() -> None:
+    row = torch.arange(8, dtype=torch.uint8).view(1, 1, 1, 8).expand(500, 1, 8, 8)
+    torch.manual_seed(0)
+    seen = {tuple(picture[0, 0].tolist()) for picture in shift_and_flip(row, 0.125, flip=True)}
+    moved = [(0, 1, 2, 3, 4, 5, 6, 7), (1, 2, 3, 4, 5, 6, 7, 6), (1, 0, 1, 2, 3, 4, 5, 6)]
+    assert seen == set(moved) | {picture[::-1] for picture in moved}
+
+
+def test_same_seed_same_pictures() -> None:
+    images = torch.randint(0, 256, (4, 3, 8, 8), dtype=torch.uint8)
+    results = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        results.append(shift_and_flip(images, 0.5, flip=True))
+    assert torch.equal(results[0], results[1]) and not torch.equal(results[0], results[2])
+
+
+@pytest.mark.parametrize("auto_augment", ["trivial", "rand"])
+def test_policies_draw_for_each_picture(auto_augment: str) -> None:
+    torch.manual_seed(0)
+    image = torch.randint(0, 256, (1, 3, 16, 16), dtype=torch.uint8).expand(100, 3, 16, 16)
+    augment = each_picture(auto_augment, 0.0)
+    assert augment is not None
+    out = augment(image)
+    assert out.shape == image.shape and out.dtype == torch.uint8
+    assert len({picture.numpy().tobytes() for picture in out}) > 30
+    torch.manual_seed(0)
+    torch.randint(0, 256, (1, 3, 16, 16), dtype=torch.uint8)
+    assert torch.equal(augment(image), out)
+
+
+def test_erasing_makes_one_grey_rectangle_of_the_stated_area() -> None:
+    torch.manual_seed(0)
+    erase = each_picture(None, 0.5)
+    assert erase is not None
+    erased = erase(torch.zeros(400, 3, 32, 32, dtype=torch.uint8))[:, 0] == 128
+    areas = erased.flatten(1).float().mean(1)
+    hit = areas > 0
+    assert 0.4 < float(hit.float().mean()) < 0.6  # the probability
+    assert float(areas[hit].min()) > 0.015 and float(areas.max()) < 0.35
+    rows, columns = erased.any(2), erased.any(1)
+    assert torch.equal(erased, rows[:, :, None] & columns[:, None, :])  # a rectangle
+
+
+def test_nothing_asked_for_is_nothing() -> None:
+    assert each_picture(None, 0.0) is None
+
+
+def test_mixup_blends_pictures_and_targets_in_the_same_share() -> None:
+    torch.manual_seed(0)
+    images = torch.tensor([0, 100, 200], dtype=torch.uint8)[:, None, None, None].expand(3, 3, 4, 4)
+    mixed, targets = mix(images, torch.tensor([0, 1, 2]), 1.0, 0.0, 3)
+    assert mixed.dtype == torch.uint8 and targets.dtype == torch.float32
+    assert torch.allclose(targets.sum(1), torch.ones(3))
+    share = targets[0, 0]
+    assert 0 < share < 1 and targets.diagonal().tolist() == [share] * 3
+    assert targets[1, 0] == targets[2, 1] == targets[0, 2] == 1 - share  # each with the picture before it
+    expected = torch.tensor([0 * share + 200 * (1 - share), 100 * share, 200 * share + 100 * (1 - share)])
+    assert torch.allclose(mixed[:, 0, 0, 0].float(), expected.round())
+
+
+def test_cutmix_targets_are_the_areas() -> None:
+    images = torch.tensor([0, 100], dtype=torch.uint8)[:, None, None, None].expand(2, 3, 32, 32)
+    areas = set()
+    for seed in range(20):
+        torch.manual_seed(seed)
+        mixed, targets = mix(images, torch.tensor([0, 1]), 0.0, 1.0, 2)
+        pasted = float((mixed[0, 0] == 100).float().mean())
+        assert targets[0].tolist() == pytest.approx([1 - pasted, pasted], abs=1e-6)
+        areas.add(pasted)
+    assert len(areas) > 10
+
+
+def test_both_are_drawn_batch_by_batch() -> None:
+    images = torch.tensor([0, 200], dtype=torch.uint8)[:, None, None, None].expand(2, 3, 32, 32)
+    kinds = []
+    for seed in range(100):
+        torch.manual_seed(seed)
+        mixed, _ = mix(images, torch.tensor([0, 1]), 1.0, 1.0, 2)
+        kinds.append(set(mixed.unique().tolist()) <= {0, 200})
+    assert 30 < sum(kinds) < 70
+
+
+def test_training_on_mixed_pictures(folder_args: list[str], tmp_path: Path) -> None:
+    """Loss against soft targets, label smoothed; accuracy against the class with the larger share."""
+    options = ["--data.mixup=0.2", "--data.cutmix=1", "--data.auto_augment=rand", "--data.erase=1"]
+    main(["fit", *folder_args, *options, "--model.label_smoothing=0.1", "--trainer.precision=bf16-mixed"])
+    last = scalars(tmp_path / "runs")
+    assert 0.5 < last["train/loss"][-1][1] < 2 and 0 <= last["train/acc"][-1][1] <= 1
+
+
+def test_mixed_batch_keeps_the_contract(tree: Path) -> None:
+    data = ImageFolder(tree, mixup=0.2, cutmix=1.0)
+    data.setup("fit")
+    trainer = Namespace(training=True, fit_loop=Namespace(total_batch_idx=4), distributed_sampler_kwargs=None)
+    data.trainer = trainer  # type: ignore[assignment]
+    batches = [data.on_after_batch_transfer(data.sets["train"].__getitems__([0, 7, 13]), 0) for _ in range(2)]
+    for key in ("image", "label", "target", "index"):
+        assert torch.equal(batches[0][key], batches[1][key])  # the same place in the run, the same draws
+    assert batches[0]["image"].dtype == torch.uint8 and batches[0]["label"].dtype == torch.int64
+    assert torch.equal(batches[0]["label"], batches[0]["target"].argmax(1))
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("--data.erase=1.5", "--data.erase is 1.5; it must be between 0 and 1"),
+        ("--data.mixup=-1", "--data.mixup is -1.0; it must be at least 0"),
+        ("--data.auto_augment=strong", "--data.auto_augment"),
+    ],
+)
+def test_values_out_of_range_are_refused(
+    folder_args: list[str], fails: Callable[..., str], option: str, message: str
+) -> None:
+    assert message in fails("fit", *folder_args, option)

@@ -1,0 +1,360 @@
+"""Runs that are killed, stopped or cut short, and what they go on from."""
+
+import math
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Callback, Trainer
+
+from tests.conftest import CPU, REPOSITORY, TINY_KWARGS, equal, make_tree, only, scalars, weights
+from vit_finetune import checkpoint, main
+from vit_finetune.callbacks import LastCheckpoint
+
+LIMIT = 120  # seconds
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> list[str]:
+    """Three epochs of five steps, with every kind of randomness and a checkpoint every second step."""
+    tree = make_tree(tmp_path / "pictures", {"train": 6, "val": 1})
+    model = ["--model.name=vit_tiny_patch16_224", "--model.pretrained=false", "--model.img_size=32"]
+    model += [f"--model.timm_kwargs={TINY_KWARGS | {'proj_drop_rate': 0.2}}", "--model.drop_path=0.2"]
+    data = ["--data=ImageFolder", f"--data.root={tree}", "--data.batch_size=4"]
+    return ["fit", *model, *data, *CPU, "--trainer.max_epochs=3", "--last_checkpoint.every_n_steps=2"]
+
+
+class Killed(BaseException):
+    """Stands for the moment at which a process is gone."""
+
+
+@pytest.mark.parametrize(
+    ("step", "more", "end"),
+    [
+        *((step, "--trainer.max_epochs=3", 15) for step in (3, 5, 7, 14)),
+        (5, "--trainer.max_steps=13", 13),
+        (3, "--trainer.val_check_interval=2", 15),
+    ],
+)
+def test_killed_anywhere_ends_as_if_it_had_not_been(
+    step: int, more: str, end: int, options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed before a step in the middle or at the end of an epoch; the last file is one or two steps older."""
+    options = [*options, more]
+    main([*options, "--experiment=whole"])
+    from vit_finetune import ViTClassifier
+
+    train = ViTClassifier.training_step
+
+    def dies(self: ViTClassifier, batch: dict[str, torch.Tensor], batch_idx: int) -> torch.Tensor:
+        if self.global_step == step:
+            raise Killed
+        return train(self, batch, batch_idx)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ViTClassifier, "training_step", dies)
+        with pytest.raises(Killed):
+            main([*options, "--experiment=killed"])
+    last = only(tmp_path / "runs" / "killed", "last.ckpt")
+    saved = torch.load(last, weights_only=True)["global_step"]
+    assert saved == max(step - step % 2, step - step % 5)
+    main([*options, f"--ckpt_path={last}"])
+    assert torch.load(last, weights_only=True)["global_step"] == end
+    assert equal(weights(last), weights(only(tmp_path / "runs" / "whole", "last.ckpt")))
+    # Both parts of the resumed run together have the points of the whole one, and no others.
+    points = {name: scalars(tmp_path / "runs" / name / "version_0") for name in ("killed", "whole")}
+    for tag in ("train/loss", "train/acc", "val/loss"):
+        # Sorted: of two event files of one second, the later one may be read first.
+        points["killed"][tag].sort()
+        assert [step for step, _ in points["killed"][tag]] == [step for step, _ in points["whole"][tag]], tag
+        assert not any(math.isnan(value) for _, value in points["killed"][tag]), tag
+    assert points["killed"]["val/loss"] == points["whole"]["val/loss"]
+    assert all(value > 1 for _, value in points["killed"]["train/images_per_second"])
+    assert all(0 < value < 60 for _, value in points["killed"]["train/first_step_seconds"])
+
+
+@pytest.mark.parametrize("ending", ["killed in validation", "signal at the last step"])
+def test_stopped_between_the_last_step_and_the_end_of_an_epoch(
+    ending: str, options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No epoch is left out after it, even if a file was due at that step."""
+    from vit_finetune import ViTClassifier
+
+    hook = "validation_step" if ending == "killed in validation" else "training_step"
+    step = getattr(ViTClassifier, hook)
+
+    def stops(self: ViTClassifier, batch: dict[str, torch.Tensor], batch_idx: int) -> torch.Tensor:
+        if hook == "validation_step" and self.global_step == 10:
+            raise Killed
+        if hook == "training_step" and self.global_step == 9:
+            signal.raise_signal(signal.SIGTERM)
+        return step(self, batch, batch_idx)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ViTClassifier, hook, stops)
+        with pytest.raises((Killed, SystemExit)):
+            main([*options, "--experiment=stopped"])
+    main([*options, "--experiment=whole"])
+    last, whole = (only(tmp_path / "runs" / name, "last.ckpt") for name in ("stopped", "whole"))
+    main([*options, f"--ckpt_path={last}"])
+    assert torch.load(last, weights_only=True)["global_step"] == 15
+    assert equal(weights(last), weights(whole))
+
+
+def test_signal_when_all_is_done(options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the last validation: the run ends as it would have, and need not be gone on with."""
+    from vit_finetune import ViTClassifier
+
+    score = ViTClassifier.validation_step
+
+    def receives(self: ViTClassifier, batch: dict[str, torch.Tensor], batch_idx: int) -> None:
+        if self.global_step == 15:
+            signal.raise_signal(signal.SIGTERM)
+        score(self, batch, batch_idx)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ViTClassifier, "validation_step", receives)
+    main(options)
+    assert torch.load(only(tmp_path, "last.ckpt"), weights_only=True)["global_step"] == 15
+
+
+def test_progress_of_a_run_resumed_within_an_epoch(
+    options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main([*options, "--trainer.max_steps=8"])
+    capsys.readouterr()
+    main([*options, f"--ckpt_path={only(tmp_path, 'last.ckpt')}"])
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("epoch ")]
+    assert [line.split("  ")[0] for line in lines] == ["epoch 1/2 done", "epoch 2/2 done"]
+
+
+def test_time_limit_without_validation_loses_nothing(options: list[str], tmp_path: Path) -> None:
+    """Stopped within the first epoch, after which nothing else would save."""
+    stop = ["--trainer.callbacks=tests.test_faults.StopAtThird", "--trainer.limit_val_batches=0"]
+    main([*options, *stop, "--last_checkpoint.every_n_steps=null"])
+    last = only(tmp_path, "last.ckpt")
+    assert torch.load(last, weights_only=True)["global_step"] == 3
+    main([*options, "--trainer.limit_val_batches=0", f"--ckpt_path={last}"])
+    main([*options, "--trainer.limit_val_batches=0", "--experiment=whole"])
+    assert equal(weights(last), weights(only(tmp_path / "runs" / "whole", "last.ckpt")))
+
+
+class StopAtThird(Callback):
+    """Asks the run to end after three steps, as Lightning's timer does."""
+
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+        trainer.should_stop = trainer.global_step == 3
+
+
+@pytest.mark.parametrize("window", [1, 2, 4, 8, 30])
+def test_several_processes_hear_of_a_signal_within_ten_batches(window: int) -> None:
+    """However many batches an optimiser step takes; only between steps, and at the latest after ten."""
+    asked: list[int] = []
+
+    def reduce(received: torch.Tensor, reduce_op: str) -> torch.Tensor:
+        asked.append(batch)
+        return received
+
+    epoch: Any = SimpleNamespace(_should_check_val_fx=lambda fetcher: False)
+    trainer: Any = SimpleNamespace(
+        accumulate_grad_batches=window,
+        is_last_batch=False,
+        max_steps=-1,
+        world_size=2,
+        should_stop=False,
+        strategy=SimpleNamespace(reduce=reduce, root_device=torch.device("cpu")),
+        fit_loop=SimpleNamespace(epoch_loop=epoch, _data_fetcher=None),
+    )
+    for batch in range(120):
+        trainer.global_step, epoch.batch_idx = (batch + 1) // window, batch
+        LastCheckpoint().on_train_batch_end(trainer, None, None, None, batch)  # type: ignore[arg-type]
+    assert all((batch + 1) % window == 0 for batch in asked)
+    gaps = [after - before for before, after in zip([-1, *asked], [*asked, 119], strict=True)]
+    assert max(gaps) <= max(10, window) and len(asked) <= 120 // 5
+
+
+def start(options: list[str], folder: Path, launcher: tuple[str, ...] = ()) -> subprocess.Popen[str]:
+    """Starts the command as a process of its own, or by torchrun with these options."""
+    environment = {
+        k: v for k, v in os.environ.items() if not k.startswith(("PL_", "MASTER_", "LOCAL_RANK", "NODE_RANK"))
+    }
+    environment |= {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [
+            sys.executable,
+            *(("-m", "torch.distributed.run", *launcher) if launcher else ()),
+            "-m",
+            "vit_finetune",
+            *options,
+        ],
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def wait_for(process: subprocess.Popen[str], condition: Callable[[], object]) -> None:
+    """Waits until something is there, as long as the process lives."""
+    deadline = time.monotonic() + LIMIT
+    while not condition():
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def wait_until_gone(group: int) -> None:
+    """Waits until no process of the group is left."""
+    deadline = time.monotonic() + LIMIT
+    while time.monotonic() < deadline:
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.1)
+    pytest.fail("processes are left")
+
+
+@pytest.mark.parametrize(
+    ("devices", "seed"),
+    [(1, 0), *[pytest.param(devices, seed, marks=pytest.mark.slow) for devices in (1, 2) for seed in (1, 2, 3)]],
+)
+def test_kill_9_of_a_real_process(devices: int, seed: int, options: list[str], tmp_path: Path) -> None:
+    """Killed at a random moment; what it left is whole, and going on ends at the weights of the run that was not."""
+    options = [*options, "--trainer.devices=2", "--trainer.strategy=ddp"] if devices == 2 else options
+    start([*options, "--experiment=whole"], tmp_path).wait(LIMIT)
+    process = start([*options, "--experiment=killed"], tmp_path)
+    wait_for(process, lambda: list((tmp_path / "runs" / "killed").rglob("last.ckpt")))
+    time.sleep(random.Random(seed).random() * 0.3)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait(LIMIT)
+    last, whole = (only(tmp_path / "runs" / name, "last.ckpt") for name in ("killed", "whole"))
+    steps = [torch.load(path, weights_only=True)["global_step"] for path in (last, whole)]
+    if steps[0] < steps[1]:  # else it was done before it was killed
+        assert start([*options, f"--ckpt_path={last}"], tmp_path).wait(LIMIT) == 0
+    assert equal(weights(last), weights(whole))
+
+
+@pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_signals_save_and_end_with_their_code(
+    number: signal.Signals, code: int, devices: int, options: list[str], tmp_path: Path
+) -> None:
+    """The step is finished, the state saved, the code not 0, no process left; going on is exact from there."""
+    several = ["--trainer.devices=2", "--trainer.strategy=ddp"] if devices == 2 else []
+    endless = [*options, *several, "--trainer.max_epochs=100000", "--last_checkpoint.every_n_steps=null"]
+    process = start(endless, tmp_path)
+    wait_for(process, lambda: list(tmp_path.rglob("last.ckpt")))
+    time.sleep(0.1)
+    os.killpg(process.pid, number)
+    output, _ = process.communicate(timeout=LIMIT)
+    assert process.returncode == code, output
+    assert f"{number.name} after step" in output and "--ckpt_path last" in output
+    assert "Traceback" not in output
+    wait_until_gone(process.pid)
+    assert torch.load(only(tmp_path, "last.ckpt"), weights_only=True)["optimizer_states"]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_signals_are_given_back(
+    number: signal.Signals, code: int, options: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a process that lives on, such as a notebook's, the next Ctrl+C must work as before."""
+    from vit_finetune import ViTClassifier
+
+    train = ViTClassifier.training_step
+
+    def receives(self: ViTClassifier, batch: dict[str, torch.Tensor], batch_idx: int) -> torch.Tensor:
+        signal.raise_signal(number)
+        return train(self, batch, batch_idx)
+
+    handlers = [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)]
+    with monkeypatch.context() as patch:
+        patch.setattr(ViTClassifier, "training_step", receives)
+        with pytest.raises(SystemExit) as stop:
+            main(options)
+    assert stop.value.code == code
+    assert [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)] == handlers
+    main([*options, "--trainer.max_epochs=1", "--experiment=whole"])  # and after a run that ends by itself
+    assert [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)] == handlers
+
+
+def test_slurm_job_saves_in_time_and_goes_on(
+    options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SIGUSR1 some time before the end; nothing is left beside the run from which another job would go on."""
+    from vit_finetune import ViTClassifier
+
+    train = ViTClassifier.training_step
+
+    def receives(self: ViTClassifier, batch: dict[str, torch.Tensor], batch_idx: int) -> torch.Tensor:
+        if self.global_step == 6:
+            signal.raise_signal(signal.SIGUSR1)
+        return train(self, batch, batch_idx)
+
+    ranks = {f"SLURM_{name}": "0" for name in ("PROCID", "LOCALID", "NODEID", "STEP_ID")}
+    for name, value in {"SLURM_JOB_ID": "1", "SLURM_NTASKS": "1", "SLURM_JOB_NAME": "train", **ranks}.items():
+        monkeypatch.setenv(name, value)
+    options = [*options, "--ckpt_path=restart", "--last_checkpoint.every_n_steps=null"]
+    with monkeypatch.context() as patch:
+        patch.setattr(ViTClassifier, "training_step", receives)
+        with pytest.raises(SystemExit) as stop:
+            main(options)
+    assert stop.value.code == 128 + signal.SIGUSR1 == 138
+    last = only(tmp_path, "last.ckpt")
+    assert list(tmp_path.rglob("*.ckpt")) and not list(tmp_path.rglob("hpc*"))
+    assert torch.load(last, weights_only=True)["global_step"] == 7
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    main(options)
+    assert torch.load(last, weights_only=True)["global_step"] == 15
+
+
+def test_full_disk_leaves_the_older_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "last.ckpt"
+    io = checkpoint.AtomicCheckpointIO()
+    io.save_checkpoint({"step": 1}, path)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        io.save_checkpoint({"step": 2}, path)
+    assert torch.load(path, weights_only=True) == {"step": 1}
+    assert [file.name for file in tmp_path.iterdir()] == ["last.ckpt"]
+
+
+def test_run_cut_by_max_steps_goes_on_in_its_epoch(options: list[str], tmp_path: Path) -> None:
+    main([*options, "--trainer.max_epochs=1", "--trainer.max_steps=3"])
+    last = only(tmp_path, "last.ckpt")
+    assert torch.load(last, weights_only=True)["global_step"] == 3
+    main([*options, "--trainer.max_epochs=1", f"--ckpt_path={last}"])
+    assert torch.load(last, weights_only=True)["global_step"] == 5
+
+
+@pytest.mark.slow
+def test_torchrun_restarts_all_processes_where_they_were(options: list[str], tmp_path: Path) -> None:
+    """One of two processes is killed: torchrun starts both again, and the run ends as one that was never killed."""
+    several = [*options, "--trainer.devices=2", "--trainer.strategy=ddp", "--trainer.max_epochs=60"]
+    launcher = ("--standalone", "--nproc_per_node=2", "--max_restarts=2")
+    assert start([*several, "--experiment=whole"], tmp_path, launcher).wait(LIMIT) == 0
+    process = start([*several, "--experiment=killed", "--ckpt_path=restart"], tmp_path, launcher)
+    wait_for(process, lambda: list((tmp_path / "runs" / "killed").rglob("last.ckpt")))
+    children = subprocess.run(
+        ["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=True
+    ).stdout.split()
+    os.kill(int(children[-1]), signal.SIGKILL)
+    output, _ = process.communicate(timeout=LIMIT)
+    assert process.returncode == 0, output
+    assert "checkpoint: " in output
+    runs = [only(tmp_path / "runs" / name, "last.ckpt") for name in ("whole", "killed")]
+    assert equal(*(weights(last) for last in runs))

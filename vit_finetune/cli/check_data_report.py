@@ -1,0 +1,102 @@
+"""What a look through a data set found, for the terminal and as files."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from vit_finetune.cli.check_data import DataCheck, Picture
+from vit_finetune.formatting import one_line, shorten
+
+SHOWN = 20  # entries of a list on a terminal; the files have all
+A_CLASS = 6  # pictures of a class on the contact sheet
+SHEET = 300  # pictures on the contact sheet
+
+
+def terminal(found: DataCheck) -> str:
+    """Counts, sizes and findings in lines of text."""
+    lines = [*_count_table(found), "", _sizes(found)]
+    for finding in found.findings:
+        number = f" ({len(finding.details)})" if finding.details else ""
+        lines += ["", f"{'problem' if finding.problem else 'note'}: {finding.text}{number}"]
+        lines += [f"  {one_line(detail)}" for detail in finding.details[:SHOWN]]
+        if len(finding.details) > SHOWN:
+            lines.append(f"  and {len(finding.details) - SHOWN} more")
+    return "\n".join(lines)
+
+
+def save(found: DataCheck, folder: Path) -> None:
+    """Writes ``report.json`` with everything, and ``contact-sheet.png`` with some pictures of each class.
+
+    Raises:
+        FileExistsError: The folder is there already.
+    """
+    from vit_finetune.evaluation.plots import picture_grid, thumbnail
+
+    folder.mkdir(parents=True)
+    counts = found.counts
+    content = {
+        "counts": {split: {name: counts[split, name] for name in _names(found)} for split in found.splits},
+        "sizes": _size_values(found),
+        "findings": [
+            {"problem": finding.problem, "text": finding.text, "details": finding.details} for finding in found.findings
+        ],
+    }
+    (folder / "report.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    chosen = choose(found)
+    if chosen:
+        captions = [f"{shorten(p.label, 26)}\n{one_line(p.path)}\n{p.width} x {p.height}" for p in chosen]
+        sheet = picture_grid([thumbnail(found.read(picture)) for picture in chosen], captions, columns=A_CLASS)
+        sheet.savefig(folder / "contact-sheet.png")
+
+
+def choose(found: DataCheck) -> list[Picture]:
+    """Picks the pictures of the contact sheet, evenly spread over those of each class, the same in every run."""
+    classes: dict[str, list[Picture]] = {name: [] for name in _names(found)}
+    for picture in found.pictures:
+        classes[picture.label].append(picture)
+    most = max(1, min(A_CLASS, SHEET // max(1, len(classes))))
+    chosen = []
+    for pictures in classes.values():
+        places = np.linspace(0, len(pictures) - 1, min(most, len(pictures))).round().astype(int)
+        chosen += [pictures[place] for place in places]
+    return chosen[:SHEET]
+
+
+def _names(found: DataCheck) -> list[str]:
+    """The classes, and after them those that should not be there."""
+    return list(dict.fromkeys([*found.class_names, *(picture.label for picture in found.pictures)]))
+
+
+def _count_table(found: DataCheck) -> list[str]:
+    counts, names = found.counts, _names(found)
+    if len(names) > SHOWN:
+        names.sort(key=lambda name: counts[found.splits[0], name])
+    rows = [(shorten(name, 30), [counts[split, name] for split in found.splits]) for name in names[:SHOWN]]
+    rows.append(("all classes", [sum(counts[split, name] for name in names) for split in found.splits]))
+    width = max(len(name) for name, _ in rows)
+    lines = [f"{'class':{width}s}" + "".join(f"{split:>10s}" for split in found.splits)]
+    lines += [f"{name:{width}s}" + "".join(f"{number:10d}" for number in numbers) for name, numbers in rows]
+    if len(names) > SHOWN:
+        lines.append(f"the {SHOWN} smallest of {len(names)} classes")
+    return lines
+
+
+def _size_values(found: DataCheck) -> dict[str, dict[str, float]]:
+    values = {"width": [p.width for p in found.pictures], "height": [p.height for p in found.pictures]}
+    return {
+        name: {"least": min(side), "median": float(np.median(side)), "most": max(side)}
+        for name, side in values.items()
+        if side
+    }
+
+
+def _sizes(found: DataCheck) -> str:
+    different = {(picture.width, picture.height) for picture in found.pictures}
+    if len(different) == 1:
+        return "all pictures have {} x {} pixels".format(*different.pop())
+    sides = [
+        f"{name} {side['least']} to {side['most']} pixels, median {side['median']:g}"
+        for name, side in _size_values(found).items()
+    ]
+    return "; ".join([f"{len(different)} different sizes", *sides])

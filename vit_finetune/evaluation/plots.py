@@ -1,0 +1,168 @@
+"""Charts of results and pictures of data, for files, TensorBoard and notebooks alike.
+
+Every function returns a matplotlib ``Figure`` of its own, which needs no display and leaves no state behind:
+``figure.savefig("name.png")``, or ``SummaryWriter.add_figure``. Colours are told apart by colour-blind readers too
+(cividis; Okabe and Ito's palette).
+"""
+
+from __future__ import annotations  # matplotlib is imported where something is drawn
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch.nn.functional as F
+from torch import Tensor
+
+from vit_finetune.evaluation.calibration import Bins
+from vit_finetune.formatting import one_line, shorten
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+BLUE, ORANGE, GREY = "#0072B2", "#E69F00", "#999999"  # Okabe and Ito, https://jfly.uni-koeln.de/color/
+STYLES = ((ORANGE, "s", "--"), (BLUE, "o", "-"))  # told apart in black and white too
+COUNTED = 20  # classes up to which there is room for numbers in the cells
+NAMED = 120  # classes up to which there is room for every name
+
+
+def confusion_figure(matrix: Tensor, class_names: Sequence[str]) -> Figure:
+    """Draws which classes are taken for which.
+
+    Args:
+        matrix: Numbers of pictures, shape ``(C, C)``, true classes in rows and predictions in columns.
+        class_names: One per class.
+
+    Returns:
+        A figure that grows with the number of classes. The colour is the share of the true class, on a square-root
+        scale that shows rare mistakes; classes without pictures are grey.
+    """
+    from matplotlib.colors import PowerNorm
+    from matplotlib.figure import Figure
+
+    counts = np.asarray(matrix)
+    classes = len(counts)
+    support = counts.sum(1, keepdims=True)
+    share = np.divide(counts, support, out=np.full(counts.shape, np.nan), where=support > 0)
+    side = min(3.5 + 0.16 * classes, 20) if classes > COUNTED else max(4.0, 2 + 0.42 * classes)
+    figure = Figure((side + 0.8, side), layout="constrained")
+    axes = figure.add_subplot(xlabel="predicted class", ylabel="true class")
+    axes.set_facecolor("lightgrey")
+    axes.grid(False)  # a notebook may have switched grids on
+    cells = axes.imshow(share, cmap="cividis", norm=PowerNorm(0.5, 0, 1), interpolation="nearest")
+    bar = figure.colorbar(cells, ax=axes, shrink=0.8, aspect=30, label="share of the true class (%)")
+    ticks = [0, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 1]
+    bar.set_ticks(ticks, labels=[f"{100 * tick:.0f}" for tick in ticks])
+    shown = range(0, classes, math.ceil(classes / NAMED))
+    names = [drawable(shorten(class_names[i], 24)) for i in shown]
+    size = 9 if classes <= COUNTED else 7
+    rotation = 90 if max(map(len, names)) * len(names) > 40 else 0
+    axes.set_xticks(shown, names, rotation=rotation, fontsize=size)
+    axes.set_yticks(shown, names, fontsize=size)
+    if classes <= COUNTED:
+        for row, column in np.argwhere(counts):
+            colour = "black" if share[row, column] > 0.3 else "white"
+            axes.text(column, row, f"{counts[row, column]}", ha="center", va="center", color=colour, fontsize=8)
+    return figure
+
+
+def reliability_figure(curves: Mapping[str, Bins]) -> Figure:
+    """Draws how often predictions are right against how sure they are.
+
+    Args:
+        curves: Up to two sets of bins by their names in the legend, such as before and after a temperature; see
+            :func:`vit_finetune.evaluation.calibration.reliability_bins`.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure((5, 6), layout="constrained")
+    top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
+    top.plot((0, 100), (0, 100), color=GREY, linewidth=1, linestyle=":", label="perfectly calibrated")
+    for (name, bins), (colour, marker, line) in zip(curves.items(), STYLES, strict=False):
+        filled = np.asarray(bins.pictures) > 0
+        confidence, accuracy = (100 * np.asarray(values)[filled] for values in (bins.confidence, bins.accuracy))
+        top.plot(confidence, accuracy, color=colour, marker=marker, linestyle=line, markersize=5, label=name)
+        edges = np.linspace(0, 100, len(bins.pictures) + 1)
+        bottom.stairs(np.asarray(bins.pictures), edges, color=colour, linestyle=line, linewidth=1.5)
+    top.set(ylabel="accuracy (%)", xlim=(0, 100), ylim=(0, 100))
+    top.legend(loc="upper left", fontsize=9)
+    bottom.set(xlabel="confidence: probability of the predicted class (%)", ylabel="pictures")
+    for axes in (top, bottom):
+        axes.grid(alpha=0.3)
+    return figure
+
+
+def picture_grid(
+    images: Tensor | Sequence[Tensor], captions: Sequence[str], columns: int = 8, title: str | None = None
+) -> Figure:
+    """Draws pictures in rows, each under its caption.
+
+    Args:
+        images: uint8, shape ``(N, 3, H, W)``, or a list of ``(3, H, W)`` of any sizes.
+        captions: One per picture, of one or several lines, each of which is cut to the width of the picture. What may
+            hold line breaks of its own, such as a path, goes through :func:`vit_finetune.formatting.one_line` first.
+        columns: Pictures per row.
+        title: Drawn above all.
+
+    Raises:
+        ValueError: There are no pictures.
+    """
+    from matplotlib.figure import Figure
+
+    if not len(images):
+        raise ValueError("A grid needs at least one picture.")
+    columns = min(columns, len(images))
+    rows = math.ceil(len(images) / columns)
+    lines = max(caption.count("\n") + 1 for caption in captions)
+    cell, text = 1.5, 0.13 * lines + 0.1  # inches: side of a cell, height of its caption
+    width, height, head = columns * cell, rows * (cell + text), 0.3 if title else 0.0
+    figure = Figure((width, height + head))
+    if title:
+        figure.text(0.5, 1 - 0.08 / (height + head), drawable(title), ha="center", va="top", fontsize=9)
+    # One coordinate system in inches for all: hundreds of axes would take seconds.
+    axes: Any = figure.add_axes((0, 0, 1, height / (height + head)))
+    axes.axis("off")
+    for number, (image, caption) in enumerate(zip(images, captions, strict=True)):
+        left, top = number % columns * cell, number // columns * (cell + text) + text
+        drawn = "\n".join(drawable(shorten(line, 27)) for line in caption.split("\n"))
+        axes.text(left + cell / 2, top - 0.02, drawn, ha="center", va="bottom", fontsize=6, linespacing=1.1)
+        _, high, wide = image.shape
+        x, y = left + cell / 2, top + cell / 2
+        half_width, half_height = (max(0.47 * cell * side / max(high, wide), 0.01) for side in (wide, high))
+        extent = (x - half_width, x + half_width, y + half_height, y - half_height)
+        axes.imshow(thumbnail(image.cpu()).permute(1, 2, 0).numpy(), extent=extent, aspect="auto")
+    axes.set(xlim=(0, width), ylim=(height, 0))
+    return figure
+
+
+def thumbnail(image: Tensor, side: int = 300) -> Tensor:
+    """Makes a picture no larger than a cell of a grid has room for.
+
+    Args:
+        image: uint8, shape ``(3, H, W)``.
+        side: Pixels of the longer side that are kept.
+    """
+    scale = side / max(image.shape[1:])
+    if scale >= 1:
+        return image
+    size = [max(1, round(scale * length)) for length in image.shape[1:]]
+    return F.interpolate(image[None], size, mode="bilinear", antialias=True)[0]
+
+
+def drawable(line: str) -> str:
+    r"""Escapes what the font cannot draw, as ``\u732b``, and the dollar sign, which would start a formula.
+
+    Names in other scripts are drawn as they are once matplotlib's ``font.family`` names a font that has them.
+    """
+    known = _characters()
+    escaped = (c if ord(c) in known else c.encode("unicode_escape").decode() for c in one_line(line))
+    return "".join(escaped).replace("$", r"\$")
+
+
+@lru_cache(1)
+def _characters() -> frozenset[int]:
+    from matplotlib.font_manager import FontProperties, findfont, get_font
+
+    return frozenset(get_font(findfont(FontProperties())).get_charmap())

@@ -1,0 +1,1 @@
+"""Vision Transformers of timm: network, weights, preprocessing, optimizer and what training adds to them."""

@@ -1,4 +1,4 @@
-"""Generated pictures in the true layouts, a tiny model, and the real command line in process."""
+"""Generated images in the true layouts, a tiny model, and the real command line in process."""
 
 import hashlib
 import logging
@@ -62,7 +62,7 @@ def fails(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     return run
 
 
-def picture(channel: int, generator: np.random.Generator, side: int = 40) -> Image.Image:
+def image(channel: int, generator: np.random.Generator, side: int = 40) -> Image.Image:
     """Noise with one bright channel: red, green and blue are the classes a, b and c."""
     pixels = generator.integers(0, 60, (side, side, 3), dtype=np.uint8)
     pixels[..., channel] += 150
@@ -70,21 +70,21 @@ def picture(channel: int, generator: np.random.Generator, side: int = 40) -> Ima
 
 
 def make_tree(root: Path, counts: dict[str, int], side: int = 40, seed: int = 0) -> Path:
-    """Writes ``root/<split>/{a,b,c}/NN.png`` with that many pictures a class; the split ``""`` is the root itself."""
+    """Writes ``root/<split>/{a,b,c}/NN.png`` with that many images a class; the split ``""`` is the root itself."""
     generator = np.random.default_rng(seed)
     for split, count in counts.items():
         for channel, name in enumerate("abc"):
             folder = root / split / name
             folder.mkdir(parents=True)
             for number in range(count):
-                picture(channel, generator, side).save(folder / f"{number:02d}.png")
+                image(channel, generator, side).save(folder / f"{number:02d}.png")
     return root
 
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """18 training, 9 validation and 9 test pictures, 40 by 40 pixels, three classes."""
-    return make_tree(tmp_path / "pictures", {"train": 6, "val": 3, "test": 3})
+    """18 training, 9 validation and 9 test images, 40 by 40 pixels, three classes."""
+    return make_tree(tmp_path / "images", {"train": 6, "val": 3, "test": 3})
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def folder_args(tree: Path) -> list[str]:
 
 @pytest.fixture
 def cifar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """CIFAR-10's own files with 100 training and 20 test pictures, and checksums to match."""
+    """CIFAR-10's own files with 100 training and 20 test images, and checksums to match."""
     root = tmp_path / "cifar"
     base = root / "cifar-10-batches-py"
     base.mkdir(parents=True)
@@ -116,7 +116,7 @@ def cifar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def cifar100(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """CIFAR-100's own files with 1000 training and 20 test pictures, and checksums to match."""
+    """CIFAR-100's own files with 1000 training and 20 test images, and checksums to match."""
     base = tmp_path / "cifar" / "cifar-100-python"
     base.mkdir(parents=True)
     generator = np.random.default_rng(0)

@@ -25,8 +25,8 @@ def test_best_holds_weights_only_and_last_everything(run: Path) -> None:
     best = torch.load(only(run, "best-*.ckpt"), weights_only=True)
     last = torch.load(only(run, "last.ckpt"), weights_only=True)
     assert "optimizer_states" not in best and "optimizer_states" in last
-    for checkpoint in (best, last):
-        extra = checkpoint["vit_finetune"]
+    for content in (best, last):
+        extra = content["vit_finetune"]
         assert extra["class_names"] == ["a", "b", "c"]
         assert extra["preprocessing"] == {
             "size": (32, 32),
@@ -35,7 +35,7 @@ def test_best_holds_weights_only_and_last_everything(run: Path) -> None:
             "interpolation": "bicubic",
         }
         assert len(extra["split_fingerprint"]) == 16
-        assert checkpoint["hyper_parameters"]["class_names"] == ["a", "b", "c"]
+        assert content["hyper_parameters"]["class_names"] == ["a", "b", "c"]
 
 
 def test_best_is_kept_unless_the_user_says_otherwise(folder_args: list[str], tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_moved_run_is_complete(run: Path, tmp_path: Path) -> None:
 
 
 def test_typed_rate_wins_on_resume(run: Path, folder_args: list[str]) -> None:
-    """The saved config, the schedule and the optimiser all follow what was typed."""
+    """The saved config, the schedule and the optimizer all follow what was typed."""
     typed = ["--model.lr=0.5", "--model.weight_decay=0.25", "--trainer.max_epochs=2"]
     main(["fit", f"--ckpt_path={only(run, 'last.ckpt')}", *CPU, *typed, "--trainer.log_every_n_steps=1"])
     config = yaml.safe_load((run / "config.yaml").read_text())
@@ -139,7 +139,7 @@ def test_checkpoint_of_another_network_is_refused(run: Path, fails: Callable[...
 
 
 def test_other_data_set_does_not_inherit_options(run: Path, fails: Callable[..., str]) -> None:
-    """The checkpoint's classes meet those of the data that was typed; nothing of the old data set carries over."""
+    """The checkpoint's classes meet those of the data that was typed; nothing of the old dataset carries over."""
     message = fails("test", "--ckpt_path=best", "--data=Shapes", "--trainer.accelerator=cpu")
     assert "The model's classes are a, b, c; the data's are bar, crescent" in message
 
@@ -179,7 +179,7 @@ def test_loading_never_asks_for_pretrained_weights(run: Path, monkeypatch: pytes
 
 def test_resumed_at_an_epochs_end_equals_uninterrupted(tmp_path: Path) -> None:
     """Bit for bit, with augmentation, dropout, drop path and shuffling; and so do two runs with one seed."""
-    tree = make_tree(tmp_path / "pictures", {"train": 6, "val": 1})
+    tree = make_tree(tmp_path / "images", {"train": 6, "val": 1})
     options = ["--model.name=vit_tiny_patch16_224", "--model.pretrained=false", "--model.img_size=32"]
     options += [f"--model.timm_kwargs={TINY_KWARGS | {'proj_drop_rate': 0.2}}", "--model.drop_path=0.2", *CPU]
     options += ["--data=ImageFolder", f"--data.root={tree}", "--data.batch_size=4", "--trainer.max_epochs=4"]
@@ -189,7 +189,7 @@ def test_resumed_at_an_epochs_end_equals_uninterrupted(tmp_path: Path) -> None:
     # Stopped by the time limit's own means after two epochs, the schedule still that of four.
     main(
         ["fit", *options, "--experiment=parts", "--trainer.limit_train_batches=5", "--trainer.max_epochs=4"]
-        + ["--trainer.callbacks=tests.test_checkpoints.StopAfterTwo"]
+        + ["--trainer.callbacks=tests.test_checkpoint.StopAfterTwo"]
     )
     last = only(tmp_path / "runs" / "parts", "last.ckpt")
     assert torch.load(last, weights_only=True)["global_step"] == 10
@@ -211,10 +211,10 @@ class StopAfterTwo(Callback):
         trainer.should_stop = trainer.current_epoch == 1
 
 
-def test_resume_on_other_pictures_says_so(run: Path) -> None:
+def test_resume_on_other_images_says_so(run: Path) -> None:
     last = only(run, "last.ckpt")
     other = make_tree(run.parent / "other", {"train": 6, "val": 1})
-    with pytest.warns(UserWarning, match="training pictures are not those of the checkpoint"):
+    with pytest.warns(UserWarning, match="training images are not those of the checkpoint"):
         main(["fit", f"--ckpt_path={last}", *CPU, "--trainer.max_epochs=2", f"--data.root={other}"])
 
 

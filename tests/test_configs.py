@@ -10,11 +10,11 @@ import yaml
 from tests.conftest import CPU, REPOSITORY, TINY_MODEL, make_tree, only, scalars, weights
 from vit_finetune import ViTClassifier, main
 
-LADDERS = sorted((REPOSITORY / "configs" / "benchmark").glob("*.yaml"))
-CONFIGS = sorted(set((REPOSITORY / "configs").rglob("*.yaml")) - set(LADDERS))
+SUITES = sorted((REPOSITORY / "configs" / "benchmark").glob("*.yaml"))
+CONFIGS = sorted(set((REPOSITORY / "configs").rglob("*.yaml")) - set(SUITES))
 RECIPES = [path for path in CONFIGS if path.parent.name == "configs"]
 OVERLAYS = [path for path in CONFIGS if path not in RECIPES]
-# Several processes: run for real in test_parallel.py and test_distributed.py, or in need of GPUs.
+# Several processes: run for real in model/test_parallel.py and test_distributed.py, or in need of GPUs.
 RUNNABLE = [path for path in CONFIGS if path.parent.name != "strategy" and path.stem != "compile"]
 SHRINK = ["--trainer.max_epochs=1", "--trainer.limit_train_batches=2", "--trainer.limit_val_batches=1"]
 
@@ -28,7 +28,7 @@ def test_config_runs(path: Path, cifar: Path, cifar100: Path, tmp_path: Path) ->
     data = ["--data.train_size=200", "--data.val_fraction=0.1"] if generated else [f"--data.root={cifar}"]
     data += ["--data.outlines=4", "--data.materials=4"] if "Contours" in text else []
     if "data: ImageFolder" in text:
-        data = [f"--data.root={make_tree(tmp_path / 'pictures', {'train': 6, 'val': 3})}"]
+        data = [f"--data.root={make_tree(tmp_path / 'images', {'train': 6, 'val': 3})}"]
     main(["fit", f"--config={path}", *CPU, *SHRINK, *([] if generated else TINY_MODEL), *data, "--data.batch_size=4"])
     run = tmp_path / "runs" / path.stem
     assert only(run, "last.ckpt") and only(run, "best-*.ckpt")
@@ -102,11 +102,11 @@ def test_fsdp_over_a_recipe_with_a_moving_average(capsys: pytest.CaptureFixture[
     assert yaml.safe_load(capsys.readouterr().out)["model"]["ema"] is None
 
 
-@pytest.mark.parametrize("path", CONFIGS + LADDERS, ids=lambda path: str(path.relative_to(REPOSITORY)))
+@pytest.mark.parametrize("path", CONFIGS + SUITES, ids=lambda path: str(path.relative_to(REPOSITORY)))
 def test_config_opens_with_what_a_reader_needs(path: Path) -> None:
     """Command, purpose, hardware, and what was measured or that nothing was."""
     header = [line for line in path.read_text().splitlines() if line.startswith("#")]
-    option = "--ladder" if path in LADDERS else "--config"
+    option = "--suite" if path in SUITES else "--config"
     assert f"{option} {path.relative_to(REPOSITORY)}" in header[0]
     for word in ("Shows:", "Hardware:", "Measured:"):
         assert any(word in line for line in header), word
@@ -117,7 +117,7 @@ def test_quickstart_precision_follows_the_processor(
 ) -> None:
     config = REPOSITORY / "configs" / "quickstart.yaml"
     for units, precision in ((True, "bf16-mixed"), (False, "32-true")):
-        monkeypatch.setattr("vit_finetune.environment.has_bf16_units", lambda units=units: units)
+        monkeypatch.setattr("vit_finetune.environment.has_native_bf16", lambda units=units: units)
         main(["fit", f"--config={config}", *CPU, *SHRINK, "--data.train_size=200", f"--experiment=units-{units}"])
         saved = yaml.safe_load(only(Path("runs") / f"units-{units}", "config.yaml").read_text())
         assert saved["trainer"]["precision"] == precision

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.conftest import REPOSITORY, TINY_MODEL, make_tree, only, picture, scalars, weights
+from tests.conftest import REPOSITORY, TINY_MODEL, image, make_tree, only, scalars, weights
 from vit_finetune import main
 
 DDP = ["--trainer.accelerator=cpu", "--trainer.devices=2", "--trainer.strategy=ddp"]
@@ -41,8 +41,8 @@ def run(*args: str, folder: Path) -> str:
 
 @pytest.fixture
 def trained(tmp_path: Path) -> Path:
-    """A checkpoint that tells red from green from blue; of five test pictures one lies in the wrong folder."""
-    tree = make_tree(tmp_path / "pictures", {"train": 6, "val": 3})
+    """A checkpoint that tells red from green from blue; of five test images one lies in the wrong folder."""
+    tree = make_tree(tmp_path / "images", {"train": 6, "val": 3})
     options = [*TINY_MODEL, "--trainer.accelerator=cpu", "--data=ImageFolder", f"--data.root={tree}"]
     main(["fit", *options, "--data.batch_size=4", "--trainer.max_epochs=8", "--model.lr=0.01"])
     generator = np.random.default_rng(5)
@@ -51,13 +51,13 @@ def trained(tmp_path: Path) -> Path:
     for name, channel in (("a/0", 0), ("a/1", 0), ("b/2", 0), ("c/3", 2), ("c/4", 2)):
         path = tmp_path / "five" / "test" / f"{name}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
-        picture(channel, generator).save(path)
+        image(channel, generator).save(path)
     return only(tmp_path / "runs", "best-*.ckpt")
 
 
 @pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.slow)])
-def test_each_picture_is_scored_and_predicted_once(processes: int, trained: Path, tmp_path: Path) -> None:
-    """Five pictures, one wrong: 0.8 on one and on several processes, and the same tables of predictions."""
+def test_each_image_is_scored_and_predicted_once(processes: int, trained: Path, tmp_path: Path) -> None:
+    """Five images, one wrong: 0.8 on one and on several processes, and the same tables of predictions."""
     options = [f"--ckpt_path={trained}", f"--data.root={tmp_path / 'five'}", "--data.batch_size=1"]
     tables, reports = [], []
     cpu = "--trainer.accelerator=cpu"
@@ -83,7 +83,7 @@ def test_each_picture_is_scored_and_predicted_once(processes: int, trained: Path
 
 def test_two_processes_equal_one_on_the_same_global_batch(tmp_path: Path) -> None:
     """DDP on two processes of batch 3 against one process of batch 6: equal weights but for the order of sums."""
-    tree = make_tree(tmp_path / "pictures", {"train": 6, "val": 3})
+    tree = make_tree(tmp_path / "images", {"train": 6, "val": 3})
     options = [*TINY_MODEL, "--data=ImageFolder", f"--data.root={tree}", "--trainer.max_epochs=2", "--data.shift=0"]
     options += ["--data.flip=false", "--model.optimizer=sgd", "--model.lr=0.05"]
     one = ["--trainer.accelerator=cpu", "--trainer.devices=1", "--data.batch_size=6", "--experiment=one"]
@@ -100,14 +100,14 @@ def test_two_processes_equal_one_on_the_same_global_batch(tmp_path: Path) -> Non
 
 @pytest.mark.slow
 def test_frozen_backbone_needs_no_special_strategy(tmp_path: Path) -> None:
-    tree = make_tree(tmp_path / "pictures", {"train": 6, "val": 3})
+    tree = make_tree(tmp_path / "images", {"train": 6, "val": 3})
     options = [*TINY_MODEL, "--data=ImageFolder", f"--data.root={tree}", "--trainer.max_epochs=1"]
     run("fit", *options, *DDP, "--model.freeze_backbone=true", "--data.batch_size=3", folder=tmp_path)
 
 
 def test_interrupt_ends_with_a_code(tmp_path: Path) -> None:
     """Ctrl+C: the code is not 0 and the last finished epoch can be loaded."""
-    tree = make_tree(tmp_path / "pictures", {"train": 6, "val": 3})
+    tree = make_tree(tmp_path / "images", {"train": 6, "val": 3})
     command = [sys.executable, "-m", "vit_finetune", "fit", *TINY_MODEL, "--trainer.accelerator=cpu"]
     command += ["--data=ImageFolder", f"--data.root={tree}", "--trainer.max_epochs=100000", "--data.batch_size=4"]
     process = subprocess.Popen(

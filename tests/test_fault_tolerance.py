@@ -18,7 +18,7 @@ from lightning.pytorch import Callback, Trainer
 
 from tests.conftest import CPU, REPOSITORY, TINY_KWARGS, equal, make_tree, only, scalars, weights
 from vit_finetune import checkpoint, main
-from vit_finetune.callbacks import LastCheckpoint
+from vit_finetune.callbacks import ResumeCheckpoint
 
 LIMIT = 120  # seconds
 
@@ -26,7 +26,7 @@ LIMIT = 120  # seconds
 @pytest.fixture
 def options(tmp_path: Path) -> list[str]:
     """Three epochs of five steps, with every kind of randomness and a checkpoint every second step."""
-    tree = make_tree(tmp_path / "pictures", {"train": 6, "val": 1})
+    tree = make_tree(tmp_path / "images", {"train": 6, "val": 1})
     model = ["--model.name=vit_tiny_patch16_224", "--model.pretrained=false", "--model.img_size=32"]
     model += [f"--model.timm_kwargs={TINY_KWARGS | {'proj_drop_rate': 0.2}}", "--model.drop_path=0.2"]
     data = ["--data=ImageFolder", f"--data.root={tree}", "--data.batch_size=4"]
@@ -156,7 +156,7 @@ class StopAtThird(Callback):
 
 @pytest.mark.parametrize("window", [1, 2, 4, 8, 30])
 def test_several_processes_hear_of_a_signal_within_ten_batches(window: int) -> None:
-    """However many batches an optimiser step takes; only between steps, and at the latest after ten."""
+    """However many batches an optimizer step takes; only between steps, and at the latest after ten."""
     asked: list[int] = []
 
     def reduce(received: torch.Tensor, reduce_op: str) -> torch.Tensor:
@@ -175,7 +175,7 @@ def test_several_processes_hear_of_a_signal_within_ten_batches(window: int) -> N
     )
     for batch in range(120):
         trainer.global_step, epoch.batch_idx = (batch + 1) // window, batch
-        LastCheckpoint().on_train_batch_end(trainer, None, None, None, batch)  # type: ignore[arg-type]
+        ResumeCheckpoint().on_train_batch_end(trainer, None, None, None, batch)  # type: ignore[arg-type]
     assert all((batch + 1) % window == 0 for batch in asked)
     gaps = [after - before for before, after in zip([-1, *asked], [*asked, 119], strict=True)]
     assert max(gaps) <= max(10, window) and len(asked) <= 120 // 5

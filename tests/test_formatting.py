@@ -1,6 +1,6 @@
 """Names that a file or a class may have."""
 
-from vit_finetune.formatting import in_markdown, one_line, shorten
+from vit_finetune.formatting import escape_markdown, one_line, shorten
 
 
 def test_one_line_whose_end_is_kept() -> None:
@@ -9,4 +9,4 @@ def test_one_line_whose_end_is_kept() -> None:
 
 
 def test_markdown_shows_names_as_they_are() -> None:
-    assert in_markdown("a|b_c <i> 猫\n") == r"a\|b\_c \<i\> 猫\\n"
+    assert escape_markdown("a|b_c <i> 猫\n") == r"a\|b\_c \<i\> 猫\\n"

@@ -1,4 +1,4 @@
-"""Troubles that users of such software report, where no other file has their test; TROUBLES.md lists all of them."""
+"""Troubles that users of such software report, where no other file has their test; KNOWN_ISSUES.md lists all of them."""
 
 import inspect
 import os
@@ -23,7 +23,7 @@ def test_every_case_has_a_test() -> None:
     """The table names files and functions that exist."""
     rows = [
         line
-        for line in (Path(__file__).parent / "TROUBLES.md").read_text().splitlines()
+        for line in (Path(__file__).parent / "KNOWN_ISSUES.md").read_text().splitlines()
         if re.match(r"\| \d+\. ", line)
     ]
     assert len(rows) == 64
@@ -69,14 +69,14 @@ def test_all_commands_with_all_kinds_of_loader(
     loader = [f"--data.batch_size={batch}", f"--data.num_workers={workers}", "--data.cache_gb=0"]
     main(["fit", *folder_args, *loader])
     steps = torch.load(only(tmp_path, "last.ckpt"), weights_only=True)["global_step"]
-    assert steps == -(-18 // batch)  # fewer pictures than a batch are a batch
+    assert steps == -(-18 // batch)  # fewer images than a batch are a batch
     for command in ("validate", "test", "predict"):
         main([command, "--ckpt_path=last", *CPU, *loader])
     assert len(only(tmp_path, "predictions.csv").read_text().splitlines()) == 10
 
 
-def test_a_remainder_of_one_picture_is_trained_on(tmp_path: Path) -> None:
-    tree = make_tree(tmp_path / "pictures", {"train": 6, "val": 1})
+def test_a_remainder_of_one_image_is_trained_on(tmp_path: Path) -> None:
+    tree = make_tree(tmp_path / "images", {"train": 6, "val": 1})
     Image.new("RGB", (40, 40)).save(tree / "train" / "a" / "extra.png")
     main(["fit", *TINY, "--data=ImageFolder", f"--data.root={tree}", "--data.batch_size=18"])
     assert torch.load(only(tmp_path, "last.ckpt"), weights_only=True)["global_step"] == 2
@@ -233,7 +233,7 @@ def test_two_processes_from_anywhere_make_one_run(command: list[str], folder_arg
     """By module and by console script, from another folder, with paths relative to it."""
     if shutil.which(command[0]) is None:
         pytest.skip("not installed by pip")
-    ddp = ["--trainer.devices=2", "--trainer.strategy=ddp", "--data.root=pictures"]
+    ddp = ["--trainer.devices=2", "--trainer.strategy=ddp", "--data.root=images"]
     subprocess.run([*command, "fit", *folder_args, *ddp], check=True, timeout=120, cwd=tmp_path)
     run = tmp_path / "runs" / "imagefolder" / "version_0"
     assert len(list(run.glob("events*"))) == 1 and len(list((run / "checkpoints").iterdir())) == 2

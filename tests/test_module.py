@@ -10,7 +10,7 @@ from lightning.pytorch.strategies import FSDPStrategy
 
 from tests.conftest import CPU, TINY, TINY_KWARGS, make_tree, only, scalars
 from vit_finetune import ViTClassifier, main
-from vit_finetune.evaluation.metrics import Scores
+from vit_finetune.evaluation.metrics import StageMetrics
 
 
 def model(**options: object) -> ViTClassifier:
@@ -21,8 +21,8 @@ def model(**options: object) -> ViTClassifier:
     return module
 
 
-def batch(logits: torch.Tensor, labels: list[int], fillers: int = 0) -> dict[str, torch.Tensor]:
-    index = [*range(len(labels) - fillers), *[-1] * fillers]
+def batch(logits: torch.Tensor, labels: list[int], padding: int = 0) -> dict[str, torch.Tensor]:
+    index = [*range(len(labels) - padding), *[-1] * padding]
     return {"image": logits, "label": torch.tensor(labels), "index": torch.tensor(index)}
 
 
@@ -34,33 +34,33 @@ def echo(monkeypatch: pytest.MonkeyPatch) -> ViTClassifier:
     return module
 
 
-def test_uneven_last_batch_counts_pictures_not_batches(echo: ViTClassifier) -> None:
+def test_uneven_last_batch_counts_images_not_batches(echo: ViTClassifier) -> None:
     right = torch.eye(3)[[0, 1, 2, 0]] * 50
     echo.validation_step(batch(right, [0, 1, 2, 0]), 0)
-    echo.validation_step(batch(right[:1], [1]), 1)  # the single last picture is wrong
-    scores = echo.val_scores
+    echo.validation_step(batch(right[:1], [1]), 1)  # the single last image is wrong
+    scores = echo.val_metrics
     assert scores.accuracy["acc"].compute() == pytest.approx(0.8)
     assert scores.loss.compute() == pytest.approx(50 / 5)
 
 
 def test_fillers_are_not_counted(echo: ViTClassifier) -> None:
     logits = torch.eye(3)[[0, 1, 2]] * 50
-    echo.test_step(batch(logits, [0, 1, -1], fillers=1), 0)
-    echo.test_step(batch(logits, [-1, -1, -1], fillers=3), 1)
-    assert echo.test_scores.accuracy["acc"].compute() == 1.0
+    echo.test_step(batch(logits, [0, 1, -1], padding=1), 0)
+    echo.test_step(batch(logits, [-1, -1, -1], padding=3), 1)
+    assert echo.test_metrics.accuracy["acc"].compute() == 1.0
 
 
 def test_label_smoothing_is_for_training_only(echo: ViTClassifier) -> None:
     perfect = torch.eye(3) * 50
     echo.validation_step(batch(perfect, [0, 1, 2]), 0)
-    assert echo.val_scores.loss.compute() == pytest.approx(0, abs=1e-6)
+    assert echo.val_metrics.loss.compute() == pytest.approx(0, abs=1e-6)
     smoothed = F.cross_entropy(perfect, torch.arange(3), label_smoothing=0.1)
     assert smoothed > 1
 
 
 def test_top5_where_there_are_more_than_five_classes() -> None:
-    assert set(Scores(5).accuracy.keys()) == {"acc"}
-    scores = Scores(6)
+    assert set(StageMetrics(5).accuracy.keys()) == {"acc"}
+    scores = StageMetrics(6)
     logits = torch.arange(6.0).repeat(6, 1)
     scores.add(torch.zeros(6), logits, torch.arange(6))
     assert scores.accuracy["acc"].compute() == pytest.approx(1 / 6)
@@ -69,7 +69,7 @@ def test_top5_where_there_are_more_than_five_classes() -> None:
 
 def test_logged_epoch_metrics_equal_a_hand_count(tmp_path: Path) -> None:
     """A rate of zero keeps the weights, so that the epoch's means can be counted again afterwards."""
-    tree = make_tree(tmp_path / "pictures", {"train": 6, "val": 3}, side=32)
+    tree = make_tree(tmp_path / "images", {"train": 6, "val": 3}, side=32)
     frozen = [
         "--model.lr=0",
         "--model.min_lr=0",
@@ -86,11 +86,11 @@ def test_logged_epoch_metrics_equal_a_hand_count(tmp_path: Path) -> None:
     data.setup("fit")
     tags = scalars(run)
     for split in ("train", "val"):
-        pictures = data.sets[split]
+        images = data.datasets[split]
         with torch.no_grad():
-            logits = module(pictures.images)
-        assert tags[f"{split}/loss"][-1][1] == pytest.approx(float(F.cross_entropy(logits, pictures.labels)), abs=1e-5)
-        accuracy = (logits.argmax(1) == pictures.labels).float().mean()
+            logits = module(images.images)
+        assert tags[f"{split}/loss"][-1][1] == pytest.approx(float(F.cross_entropy(logits, images.labels)), abs=1e-5)
+        accuracy = (logits.argmax(1) == images.labels).float().mean()
         assert tags[f"{split}/acc"][-1][1] == pytest.approx(float(accuracy), abs=1e-6)
     assert [step for step, _ in tags["val/acc"]] == [1, 3]
     assert [step for step, _ in tags["train/loss_step"]] == [1, 3, 4]

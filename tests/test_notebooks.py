@@ -34,7 +34,7 @@ def sources(notebook: dict[str, Any], kind: str) -> list[str]:
 
 
 def test_all_are_here() -> None:
-    names = ["01_data", "02_run", "03_mistakes", "04_mixed_precision", "05_scaling"]
+    names = ["01_data", "02_run", "03_error_analysis", "04_mixed_precision", "05_scaling"]
     assert [path.stem for path in NOTEBOOKS] == names
 
 

@@ -54,7 +54,7 @@ def test_command_parses(command: str, tmp_path: Path, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("command", BENCHMARKS)
 def test_benchmark_parses(command: str) -> None:
     options = benchmark_parser().parse_args(shlex.split(command, comments=True)[4:])
-    assert options.frontends or suite.read(REPOSITORY / options.ladder)
+    assert options.frameworks or suite.read(REPOSITORY / options.suite)
 
 
 def test_benchmarks_exist() -> None:
@@ -78,7 +78,7 @@ def test_package_can_be_renamed(tmp_path: Path) -> None:
 
 
 def test_data_set_of_your_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The README's class works as it stands, given the function that reads the pictures."""
+    """The README's class works as it stands, given the function that reads the images."""
     code = next(block for block in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if "class MyData" in block)
     read = "def read(stage):\n    return torch.randint(256, (20, 3, 32, 32), dtype=torch.uint8), torch.arange(20) % 2\n"
     (tmp_path / "readme_data.py").write_text(f"import torch\n{code}\n\n{read}")
@@ -100,6 +100,6 @@ def test_map_names_every_module() -> None:
     )
 
 
-def test_picture_exists() -> None:
-    for picture in re.findall(r"!\[[^]]*\]\(([^)]+)\)", README):
-        assert (REPOSITORY / picture).stat().st_size < 500_000
+def test_image_exists() -> None:
+    for image in re.findall(r"!\[[^]]*\]\(([^)]+)\)", README):
+        assert (REPOSITORY / image).stat().st_size < 500_000

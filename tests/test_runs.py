@@ -16,7 +16,7 @@ from vit_finetune import ViTClassifier, main, runs
 def two_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder ``runs`` with a tested run of two epochs and one of one epoch, which differ in the learning rate."""
     folder = tmp_path_factory.mktemp("results")
-    tree = make_tree(folder / "pictures", {"train": 6, "val": 3, "test": 3})
+    tree = make_tree(folder / "images", {"train": 6, "val": 3, "test": 3})
     options = [*TINY, "--data=ImageFolder", f"--data.root={tree}", f"--trainer.default_root_dir={folder / 'runs'}"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sys.argv", ["vit-finetune"])
@@ -32,20 +32,20 @@ def test_load_takes_run_experiment_file_and_keyword(two_runs: Path, monkeypatch:
     best = only(first, "best-*.ckpt")
     model = ViTClassifier.load(first)
     assert (model.class_names, model.training, model.device.type) == (["a", "b", "c"], False, "cpu")
-    pictures = torch.randint(0, 256, (2, 3, 50, 30), dtype=torch.uint8)
+    images = torch.randint(0, 256, (2, 3, 50, 30), dtype=torch.uint8)
     with torch.no_grad():
-        probabilities = model.probabilities(model(pictures))
+        probabilities = model.probabilities(model(images))
     assert torch.allclose(probabilities.sum(1), torch.ones(2))
     for source in (str(best), best.parent):
-        assert torch.equal(ViTClassifier.load(source)(pictures), model(pictures))
+        assert torch.equal(ViTClassifier.load(source)(images), model(images))
     stored = torch.load(best, weights_only=True)["vit_finetune"]
     assert model.temperature == stored["temperature"]
-    newest = ViTClassifier.load(two_runs / "tiny" / "version_1")(pictures)
-    assert not torch.equal(newest, model(pictures))
+    newest = ViTClassifier.load(two_runs / "tiny" / "version_1")(images)
+    assert not torch.equal(newest, model(images))
     for source in ("best", two_runs / "tiny", two_runs):  # of several runs, the newest
-        assert torch.equal(ViTClassifier.load(source)(pictures), newest)
+        assert torch.equal(ViTClassifier.load(source)(images), newest)
     last = ViTClassifier.load("last", runs=two_runs)
-    assert torch.equal(last(pictures), newest)  # the only epoch is the best and the last
+    assert torch.equal(last(images), newest)  # the only epoch is the best and the last
 
 
 def test_load_without_validation_takes_the_last(two_runs: Path, tmp_path: Path) -> None:
@@ -98,15 +98,15 @@ def test_runs_are_compared_by_what_differs(two_runs: Path) -> None:
     assert runs.runs(two_runs, options=["data.batch_size"])["data.batch_size"].tolist() == [4, 4]
 
 
-def test_runs_of_a_ladder_keep_apart(two_runs: Path, tmp_path: Path) -> None:
+def test_runs_of_a_suite_keep_apart(two_runs: Path, tmp_path: Path) -> None:
     """Their last two folders have equal names; longer names tell them apart, other runs keep their short ones."""
     pytest.importorskip("pandas")
-    for rung in ("slow", "fast"):
-        shutil.copytree(two_runs / "tiny" / "version_0", tmp_path / "ladder" / rung / "seed0" / "version_0")
-    shutil.copytree(two_runs / "tiny" / "version_1", tmp_path / "ladder" / "tiny" / "version_1")
+    for variant in ("slow", "fast"):
+        shutil.copytree(two_runs / "tiny" / "version_0", tmp_path / "suite" / variant / "seed0" / "version_0")
+    shutil.copytree(two_runs / "tiny" / "version_1", tmp_path / "suite" / "tiny" / "version_1")
     names = ["fast/seed0/version_0", "slow/seed0/version_0", "tiny/version_1"]
-    assert sorted(runs.runs(tmp_path / "ladder").index) == names
-    assert sorted(runs.scalars(tmp_path / "ladder", str(tmp_path / "ladder" / "slow"))["run"].unique()) == names
+    assert sorted(runs.runs(tmp_path / "suite").index) == names
+    assert sorted(runs.scalars(tmp_path / "suite", str(tmp_path / "suite" / "slow"))["run"].unique()) == names
 
 
 def test_no_run_and_no_pandas_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

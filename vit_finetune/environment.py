@@ -15,7 +15,7 @@ def cpp_compiler() -> str | None:
     return shutil.which(os.environ.get("CXX", "g++"))
 
 
-def has_bf16_units() -> bool:
+def has_native_bf16() -> bool:
     """Whether 16-bit matrix products are done in hardware by the device that ``--trainer.accelerator auto`` takes.
 
     On a CPU these are AVX512-BF16, AMX or Arm's BF16 instructions; without them bf16 is slower than 32 bits.
@@ -44,7 +44,7 @@ def facts() -> dict[str, str]:
         "vit_finetune": vit_finetune.__version__,
         "python": f"{platform.python_version()} on {platform.platform()}",
         "cpu": f"{os.cpu_count()} cores, {torch.backends.cpu.get_cpu_capability()}, bf16 {bf16_instructions()}",
-        "gpu": f"{', '.join(gpus) or 'none'}" + (f", bf16: {has_bf16_units()}" if gpus else ""),
+        "gpu": f"{', '.join(gpus) or 'none'}" + (f", bf16: {has_native_bf16()}" if gpus else ""),
         "c++": cpp_compiler() or "none: --model.compile will not work on the CPU",
         **{name: version(name) for name in packages},
     }

@@ -1,48 +1,59 @@
-"""Names of files and classes for people to read; a file may be called anything."""
+"""Text for people: file and class names, Markdown tables, measured values, free file names."""
 
 import re
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 
 def one_line(name: str) -> str:
-    r"""Writes line breaks, other control characters, and bytes that are no text as escapes: ``\n``, ``\xff``."""
+    r"""Escape line breaks, control characters and bytes that are not text, as ``\n`` or ``\xff``."""
     text = name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def shorten(name: str, most: int) -> str:
-    """Makes a name fit on one line; of a long one the end is kept, which tells the files of a folder apart.
+def shorten(name: str, length: int) -> str:
+    """Shorten a name to fit on one line, keeping its end, which distinguishes the files of a folder.
 
     Args:
         name: A path or the name of a class.
-        most: Number of characters to keep.
+        length: Maximum number of characters.
     """
     line = one_line(name)
-    return line if len(line) <= most else f"…{line[len(line) - most + 1 :]}"
+    return line if len(line) <= length else f"…{line[len(line) - length + 1 :]}"
 
 
-def in_markdown(name: str) -> str:
-    """Escapes what Markdown would take for markup, also in the cell of a table."""
+def escape_markdown(name: str) -> str:
+    """Escape Markdown markup, also for use in a table cell."""
     return re.sub(r"([\\`*_{}\[\]<>#|!~$&])", r"\\\1", one_line(name))
 
 
-def unused(path: Path) -> Path:
-    """Adds ``-1``, ``-2`` and so on to a name until nothing has it, so that nothing is written over."""
-    free, number = path, 0
-    while free.exists():
-        number += 1
-        free = path.with_name(f"{path.stem}-{number}{path.suffix}")
-    return free
+def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a Markdown table without a final line break; cells must not hold line breaks or unescaped pipes."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def spread(values: Sequence[float], digits: int = 0) -> str:
-    """Returns ``median (least to largest)``, the median first so that columns line up.
+def median_range(values: Sequence[float], digits: int = 0) -> str:
+    """Return ``median (min to max)``; the range shows how far single values on a shared machine can be trusted.
 
     Args:
         values: Measured in several rounds.
-        digits: Digits behind the point.
+        digits: Number of decimal places.
     """
     low, high = min(values), max(values)
     return f"{statistics.median(values):.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
+
+
+def free_path(path: Path, suffixes: Sequence[str] = ("",)) -> Path:
+    """Return the first of ``path``, ``path-1``, ``path-2``, ... that does not exist, so that nothing is overwritten.
+
+    Args:
+        path: The preferred path; a number is inserted before its suffix.
+        suffixes: Appended to the name; none of the resulting files may exist.
+    """
+    free, number = path, 0
+    while any(free.with_name(free.name + suffix).exists() for suffix in suffixes):
+        number += 1
+        free = path.with_name(f"{path.stem}-{number}{path.suffix}")
+    return free

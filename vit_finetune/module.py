@@ -17,9 +17,9 @@ import vit_finetune
 from vit_finetune.checkpoint import begin_next_epoch, find, make_plain, read_header
 from vit_finetune.data.datasets import Batch
 from vit_finetune.evaluation import calibration
-from vit_finetune.evaluation.metrics import Outputs, Scores, TrainWindow, require_finite
+from vit_finetune.evaluation.metrics import PredictionCollector, StageMetrics, StepLogger, require_finite
 from vit_finetune.model import gradients
-from vit_finetune.model.ema import WeightAverage
+from vit_finetune.model.ema import WeightEMA
 from vit_finetune.model.preprocess import Preprocess
 
 # timm takes a third of a second to import; `--help` reads this file and must not wait for it. What uses timm lives in
@@ -35,7 +35,7 @@ class ViTClassifier(LightningModule):
 
     Args:
         name: Any Vision Transformer of timm, with the tag of its pretrained weights.
-        img_size: Side of the input in pixels; pictures are resized to it on the device. By default the model's own.
+        img_size: Side of the input in pixels; images are resized to it on the device. By default the model's own.
         pretrained: Start from the weights of that name, downloaded once.
         weights: Start from this local file instead: .safetensors, .pth, or a checkpoint of this project; or from
             "embedded", weights that come with this package, for the network of configs/quickstart.yaml.
@@ -46,14 +46,14 @@ class ViTClassifier(LightningModule):
         drop_path: Largest probability that a block is skipped in training (stochastic depth).
         label_smoothing: Share of the training target that is spread over all classes. Validation and test loss are
             plain cross-entropy.
-        optimizer: Any optimiser of timm that needs first derivatives only.
+        optimizer: Any optimizer of timm that needs first derivatives only.
         lr: Peak learning rate; with layer_decay that of the head, with each block below at a lower one.
         lr_for_batch: The global batch that lr is meant for. Another one (per device times devices times accumulation)
-            scales it: by the ratio for sgd and its relatives, by the square root of the ratio for adaptive optimisers.
+            scales it: by the ratio for sgd and its relatives, by the square root of the ratio for adaptive optimizers.
             By default lr is taken as it is.
         weight_decay: Weight decay of the weight matrices; norms, biases, tokens and position embeddings have none.
         layer_decay: Factor on the learning rate from each block to the one below it; null for one rate.
-        warmup: Share of all optimiser steps spent on linear warm-up.
+        warmup: Share of all optimizer steps spent on linear warm-up.
         min_lr: Learning rate at the end of the cosine.
         head_lr_scale: One more factor on the learning rate of the head.
         freeze_backbone: Train the head only.
@@ -68,10 +68,10 @@ class ViTClassifier(LightningModule):
 
     net: nn.Module | None
     preprocess: Preprocess
-    train_scores: Scores
-    val_scores: Scores
-    test_scores: Scores
-    val_outputs: Outputs
+    train_metrics: StageMetrics
+    val_metrics: StageMetrics
+    test_metrics: StageMetrics
+    val_predictions: PredictionCollector
 
     def __init__(
         self,
@@ -106,14 +106,14 @@ class ViTClassifier(LightningModule):
         self.fresh = True  # False when a checkpoint is about to fill the network, so that no weights are fetched for it
         self.net = None
         self.temperature = 1.0  # see calibration.py
-        self.average: WeightAverage | None = None
-        self.window = TrainWindow()
+        self.average: WeightEMA | None = None
+        self.window = StepLogger()
 
     @classmethod
     def load(cls, source: str | os.PathLike[str] = "best", runs: str | os.PathLike[str] = "runs") -> "ViTClassifier":
         """Loads a trained model, ready to be asked: on the CPU, in evaluation mode, nothing downloaded.
 
-        ``model.probabilities(model(pictures))`` answers for uint8 pictures ``(B, 3, h, w)`` of any size, in the order
+        ``model.probabilities(model(images))`` answers for uint8 images ``(B, 3, h, w)`` of any size, in the order
         of ``model.class_names``.
 
         Args:
@@ -208,12 +208,14 @@ class ViTClassifier(LightningModule):
         if h.compile:
             net.compile()  # in place: wrapping would put a prefix before every key of a checkpoint
         self.preprocess = vit.preprocessing(self.preprocessing)
-        self.train_scores, self.val_scores, self.test_scores = (Scores(len(self.class_names)) for _ in range(3))
-        self.val_outputs = Outputs()
+        self.train_metrics, self.val_metrics, self.test_metrics = (
+            StageMetrics(len(self.class_names)) for _ in range(3)
+        )
+        self.val_predictions = PredictionCollector()
         return net
 
     def forward(self, images: Tensor) -> Tensor:
-        """Classifies pictures.
+        """Classifies images.
 
         Args:
             images: uint8, shape ``(B, 3, h, w)``, any size.
@@ -248,7 +250,7 @@ class ViTClassifier(LightningModule):
 
             own.append(GradualUnfreeze(self.hparams["unfreeze_by"]))
         if self.trainer.state.fn == "fit" and self.hparams["ema"] is not None:
-            self.average = WeightAverage(self.hparams["ema"])
+            self.average = WeightEMA(self.hparams["ema"])
             own.append(self.average)
         return own
 
@@ -261,11 +263,11 @@ class ViTClassifier(LightningModule):
         self.window.add(loss, logits, batch["label"])
         every = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
         if self.trainer.is_last_batch or (every and (batch_idx + 1) % every == 0):
-            self.window.log(self, self.train_scores, self.global_step)
+            self.window.log(self, self.train_metrics, self.global_step)
         return loss
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        """Makes the last optimiser step of an epoch an average too, where fewer batches than usual are left for it.
+        """Makes the last optimizer step of an epoch an average too, where fewer batches than usual are left for it.
 
         Lightning has divided the loss by ``accumulate_grad_batches``, however many batches follow.
         """
@@ -276,7 +278,7 @@ class ViTClassifier(LightningModule):
         super().backward(loss, *args, **kwargs)
 
     def on_train_start(self) -> None:
-        """Gives the schedule its length, and lets what was typed win over the optimiser state of a checkpoint."""
+        """Gives the schedule its length, and lets what was typed win over the optimizer state of a checkpoint."""
         from vit_finetune.model import optim
 
         trainer = self.trainer
@@ -295,13 +297,13 @@ class ViTClassifier(LightningModule):
     def on_train_epoch_end(self) -> None:
         """Logs loss and accuracy over the whole epoch."""
         # Something is left where --trainer.max_steps cut the epoch short.
-        self.window.log(self, self.train_scores, self.global_step - 1)
-        self.train_scores.log(self, "train")
+        self.window.log(self, self.train_metrics, self.global_step - 1)
+        self.train_metrics.log(self, "train")
 
     def configure_optimizers(self) -> Any:
-        """Builds the optimiser, and a schedule that gets its length in ``on_train_start``.
+        """Builds the optimizer, and a schedule that gets its length in ``on_train_start``.
 
-        The trainer's estimate of optimiser steps, asked for here already, would set up the loader before a checkpoint
+        The trainer's estimate of optimizer steps, asked for here already, would set up the loader before a checkpoint
         has told it where to go on.
 
         Raises:
@@ -313,12 +315,12 @@ class ViTClassifier(LightningModule):
         h: Any = self.hparams
         if trainer.max_epochs == -1 and trainer.max_steps == -1:
             raise MisconfigurationException("A schedule needs an end: --trainer.max_epochs or --trainer.max_steps.")
-        # Lightning cannot clip the gradients of a fused optimiser under mixed precision.
+        # Lightning cannot clip the gradients of a fused optimizer under mixed precision.
         scales = isinstance(trainer.precision_plugin, (MixedPrecision, FSDPPrecision))
         clips = bool(trainer.gradient_clip_val) and scales
         fused = not clips and self.device.type in ("cpu", "cuda")
         assert self.net is not None
-        lr = optim.scaled_rate(trainer, h.optimizer, h.lr, h.lr_for_batch)
+        lr = optim.scaled_lr(trainer, h.optimizer, h.lr, h.lr_for_batch)
         optimizer = optim.build_optimizer(self.net, self._rules, h.optimizer, lr, fused)
         self._group_options = [
             {key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups
@@ -327,7 +329,7 @@ class ViTClassifier(LightningModule):
         return [optimizer], [{"scheduler": schedule, "interval": "step"}]
 
     def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
-        """Sets the rate for the next optimiser step."""
+        """Sets the rate for the next optimizer step."""
         scheduler.step_update(self.global_step)
 
     def configure_gradient_clipping(
@@ -346,15 +348,15 @@ class ViTClassifier(LightningModule):
     # Evaluation
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        """Scores held-out pictures."""
-        self.val_outputs.update(*self._score(self.val_scores, batch))
+        """Scores held-out images."""
+        self.val_predictions.update(*self._score(self.val_metrics, batch))
 
     def test_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
-        """Scores test pictures; returns ``logits``, ``labels`` and ``index`` for the report, fillers left out."""
-        return dict(zip(("logits", "labels", "index"), self._score(self.test_scores, batch), strict=True))
+        """Scores test images; returns ``logits``, ``labels`` and ``index`` for the report, fillers left out."""
+        return dict(zip(("logits", "labels", "index"), self._score(self.test_metrics, batch), strict=True))
 
-    def _score(self, scores: Scores, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        """Counts a batch; returns logits, labels and positions of its pictures."""
+    def _score(self, scores: StageMetrics, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """Counts a batch; returns logits, labels and positions of its images."""
         logits = self(batch["image"]).float()
         real = batch["index"] >= 0  # leaves out the fillers that even out several processes
         logits, labels, index = logits[real], batch["label"][real], batch["index"][real]
@@ -365,16 +367,16 @@ class ViTClassifier(LightningModule):
     def on_validation_epoch_end(self) -> None:
         """Logs ``val/loss``, ``val/acc`` and, with more than five classes, ``val/acc_top5``; fits the temperature."""
         if self.trainer.training or self.trainer.validating:
-            require_finite(self.trainer, float(self.val_scores.loss.compute()), "validation")
-        self.val_scores.log(self, "val")
+            require_finite(self.trainer, float(self.val_metrics.loss.compute()), "validation")
+        self.val_metrics.log(self, "val")
         if self.trainer.state.fn == "fit" and not self.trainer.sanity_checking:
-            logits, labels, _ = self.val_outputs.compute()
+            logits, labels, _ = self.val_predictions.compute()
             self.temperature = calibration.fit_temperature(logits, labels)
-        self.val_outputs.reset()
+        self.val_predictions.reset()
 
     def on_test_epoch_end(self) -> None:
         """Logs the same for ``test/``."""
-        self.test_scores.log(self, "test")
+        self.test_metrics.log(self, "test")
 
     def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
         """Returns ``index`` int64 ``(B,)``, -1 for fillers, and ``probability`` float32 ``(B, C)``."""
@@ -399,7 +401,7 @@ class ViTClassifier(LightningModule):
             ) from error
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Reads the temperature; says when a resumed run would train on pictures that were held out before.
+        """Reads the temperature; says when a resumed run would train on images that were held out before.
 
         Raises:
             MisconfigurationException: The checkpoint was trained on other classes.
@@ -416,10 +418,10 @@ class ViTClassifier(LightningModule):
         if trainer is not None and trainer.state.fn == "fit":
             before = stored.get("split_fingerprint")
             if before != getattr(trainer.datamodule, "split_fingerprint", None):  # type: ignore[attr-defined]
-                rank_zero_warn("The training pictures are not those of the checkpoint: validation is not comparable.")
+                rank_zero_warn("The training images are not those of the checkpoint: validation is not comparable.")
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Adds what makes the file usable by itself: classes, input format, which pictures were trained on."""
+        """Adds what makes the file usable by itself: classes, input format, which images were trained on."""
         if self.average is not None:
             self.average.enter(checkpoint)
         datamodule = getattr(self.trainer, "datamodule", None)

@@ -24,7 +24,7 @@ def scalars(*sources: Source) -> "pd.DataFrame":
         sources: Folders of runs, or folders below which runs lie, such as ``runs``.
 
     Returns:
-        A row for each value: ``run`` (experiment/version), ``tag`` (such as ``val/acc``), ``step`` (optimiser steps,
+        A row for each value: ``run`` (experiment/version), ``tag`` (such as ``val/acc``), ``step`` (optimizer steps,
         from 0), ``value``, ``time`` (UTC). ``frame.pivot_table("value", "step", ["tag", "run"])`` makes columns.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Five front ends, one fine-tune: equal losses, and a report of what was measured."""
+"""Five frameworks, one fine-tune: equal losses, and a report of what was measured."""
 
 import csv
 import functools
@@ -31,8 +31,8 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Task:
     return task
 
 
-def trained(frontend: str, task: Task, precision: Any) -> Measured:
-    """Runs a front end; in float16 with a first scale that overflows, so that the scaler skips some steps."""
+def trained(framework: str, task: Task, precision: Any) -> Measured:
+    """Runs a framework; in float16 with a first scale that overflows, so that the scaler skips some steps."""
     start = torch.amp.GradScaler.__init__
 
     @functools.wraps(start)  # the command line reads the options from the signature, and remembers them
@@ -41,7 +41,7 @@ def trained(frontend: str, task: Task, precision: Any) -> Measured:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.amp.GradScaler, "__init__", start_high)
-        return execute(frontend, replace(task, precision=precision))
+        return execute(framework, replace(task, precision=precision))
 
 
 @pytest.fixture(scope="module")
@@ -61,8 +61,8 @@ def fresh_accelerate() -> Iterator[None]:
     GradientState._reset_state()
 
 
-def check(frontend: str, task: Task, precision: Any, reference: dict[str, Measured]) -> None:
-    measured = trained(frontend, task, precision)
+def check(framework: str, task: Task, precision: Any, reference: dict[str, Measured]) -> None:
+    measured = trained(framework, task, precision)
     plain = reference[precision]
     assert len(measured.losses) == len(plain.losses) == STEPS
     assert largest_difference(measured.losses, plain.losses) <= TOLERANCE[precision]
@@ -70,11 +70,11 @@ def check(frontend: str, task: Task, precision: Any, reference: dict[str, Measur
 
 
 @pytest.mark.parametrize("precision", TOLERANCE)
-@pytest.mark.parametrize("frontend", ["fabric", "ours"])
+@pytest.mark.parametrize("framework", ["fabric", "ours"])
 def test_losses_are_those_of_plain_pytorch(
-    frontend: str, precision: str, task: Task, reference: dict[str, Measured]
+    framework: str, precision: str, task: Task, reference: dict[str, Measured]
 ) -> None:
-    check(frontend, task, precision, reference)
+    check(framework, task, precision, reference)
 
 
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
@@ -107,8 +107,8 @@ def test_lines_of_code_are_neither_comments_nor_docstrings(tmp_path: Path) -> No
     assert lines_of_code(file) == 6
 
 
-def timed(frontend: str, depth: str, number: int, milliseconds: float) -> Run:
-    return Run(frontend, depth, "32-true", number, Measured(windows=[milliseconds] * 10))
+def timed(framework: str, depth: str, number: int, milliseconds: float) -> Run:
+    return Run(framework, depth, "32-true", number, Measured(windows=[milliseconds] * 10))
 
 
 def test_cost_is_what_a_step_takes_beyond_plain() -> None:
@@ -127,15 +127,15 @@ def test_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.
 
     def start(run: Run, task: Task, result: Path) -> Run:
         assert Path(task.weights).exists() and task.precision == run.precision
-        last = 1.25 if (run.frontend, run.precision) == ("fabric", "bf16-mixed") else 1.5
+        last = 1.25 if (run.framework, run.precision) == ("fabric", "bf16-mixed") else 1.5
         losses = [2.0, last] if task.record else []
-        return replace(run, measured=Measured(losses, 0.5, [1.0 + (run.frontend == "fabric")], 0.75))
+        return replace(run, measured=Measured(losses, 0.5, [1.0 + (run.framework == "fabric")], 0.75))
 
     monkeypatch.setattr(compare, "start", start)
     monkeypatch.setattr(compare, "find_spec", lambda name: None)
     out = tmp_path / "out"
     precisions = ["32-true", "bf16-mixed"]
-    compare(out, frontends=["fabric", "accelerate"], precisions=precisions, rounds=2, device="cpu")
+    compare(out, frameworks=["fabric", "accelerate"], precisions=precisions, rounds=2, device="cpu")
     assert {path.name for path in out.iterdir()} == {
         "results.csv", "losses.csv", "results.md", "chart.png", "chart.svg"
     }  # fmt: skip
@@ -154,10 +154,10 @@ def test_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     assert ["Plain PyTorch", *["1.000 ms (1.000 to 1.000)"] * 4] in rows
     with (out / "results.csv").open() as file:
         table = list(csv.DictReader(file))
-    assert [row["front_end"] for row in table] == ["plain", "fabric", "accelerate"] * 6
-    assert all((row["ms_a_step_median"] == "") == (row["front_end"] == "accelerate") for row in table)
+    assert [row["framework"] for row in table] == ["plain", "fabric", "accelerate"] * 6
+    assert all((row["ms_a_step_median"] == "") == (row["framework"] == "accelerate") for row in table)
     with (out / "losses.csv").open() as file:
-        losses = [(row["front_end"], row["step"], row["loss"]) for row in csv.DictReader(file)]
+        losses = [(row["framework"], row["step"], row["loss"]) for row in csv.DictReader(file)]
     assert losses == [(name, step, loss) for last in ("1.5", "1.25") for name in ("plain", "fabric")
                       for step, loss in (("0", "2.0"), ("1", last if name == "fabric" else "1.5"))]  # fmt: skip
     assert (out / "chart.png").read_bytes().startswith(b"\x89PNG") and "<svg" in (out / "chart.svg").read_text()
@@ -179,7 +179,7 @@ def test_keeps_what_is_there_and_refuses_too_few_steps(
         compare(tmp_path / "out", rounds=1, steps=10)
     assert not (tmp_path / "out").exists()
     (tmp_path / "note").touch()
-    monkeypatch.setattr("sys.argv", ["frontends", "--output", str(tmp_path)])
+    monkeypatch.setattr("sys.argv", ["frameworks", "--output", str(tmp_path)])
     with pytest.raises(SystemExit) as stop:
         runpy.run_module("vit_finetune.benchmark.frameworks", run_name="__main__")
     assert stop.value.code == 2 and "is not empty" in capsys.readouterr().err
@@ -190,9 +190,7 @@ def test_each_run_has_a_process_of_its_own(task: Task, tmp_path: Path) -> None:
     """A failure is a line in the report, and the others go on."""
     right = compare.start(Run("ours", "learning", "32-true", 0), task, tmp_path / "result.json")
     assert right.measured is not None and len(right.measured.losses) == STEPS
-    wrong = compare.start(
-        Run("ours", "learning", "32-true", 0), replace(task, weights="no"), tmp_path / "result.json"
-    )
+    wrong = compare.start(Run("ours", "learning", "32-true", 0), replace(task, weights="no"), tmp_path / "result.json")
     assert wrong.measured is None and wrong.reason.startswith("exit code 2: error: --model.weights no")
 
 
@@ -201,12 +199,12 @@ def test_a_failure_is_reported_and_shows_in_the_exit_code(
     broken: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def start(run: Run, task: Task, result: Path) -> Run:
-        if run.frontend in broken:
+        if run.framework in broken:
             return replace(run, reason=f"{compare.FAILED} 1: out of luck")
         return replace(run, measured=Measured([2.0] if task.record else [], 0.5, [1.0]))
 
     monkeypatch.setattr(compare, "start", start)
     with pytest.raises(SystemExit) as stop:
-        compare(tmp_path / "out", frontends=["ours"], precisions=["32-true"], rounds=1)
+        compare(tmp_path / "out", frameworks=["ours"], precisions=["32-true"], rounds=1)
     assert stop.value.code == 1
     assert "- vit_finetune fit, 32-true: exit code 1: out of luck" in (tmp_path / "out" / "results.md").read_text()

@@ -1,4 +1,4 @@
-"""Ladders: their files, the order of their runs, going on after an interruption, and what is reported."""
+"""Suites: their files, the order of their runs, going on after an interruption, and what is reported."""
 
 import re
 from collections.abc import Callable
@@ -10,26 +10,26 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch.utils.tensorboard import SummaryWriter
 
 from tests.conftest import CPU, REPOSITORY, TINY_KWARGS
-from tests.test_configs import LADDERS
+from tests.test_configs import SUITES
 from vit_finetune import main
 from vit_finetune.benchmark import runner, summary
 from vit_finetune.benchmark.records import Result, load, store
-from vit_finetune.benchmark.suite import Rung, read, schedule
+from vit_finetune.benchmark.suite import Variant, read, schedule
 
-TWO_RUNGS = """
+TWO_VARIANTS = """
 repeats: 2
 options: {data: Shapes, model.pretrained: false}
-rungs:
+variants:
   - name: slow
     options: {trainer.precision: 32-true}
-  - {name: quick one, builds_on: slow, options: {trainer.precision: bf16-mixed}}
+  - {name: quick one, extends: slow, options: {trainer.precision: bf16-mixed}}
 """
 
 
 @pytest.fixture
-def ladder(tmp_path: Path) -> Path:
+def suite(tmp_path: Path) -> Path:
     path = tmp_path / "two.yaml"
-    path.write_text(TWO_RUNGS)
+    path.write_text(TWO_VARIANTS)
     return path
 
 
@@ -64,7 +64,7 @@ class FakeMachine:
 
     @property
     def fits(self) -> list[str]:
-        """Rung, seed and repeat of each training, in order."""
+        """Variant, seed and repeat of each training, in order."""
         trained = [_options(words) for words in self.commands if words[0] == "fit"]
         return [f"{Path(o['trainer.default_root_dir']).name} {o['experiment']}" for o in trained]
 
@@ -75,105 +75,108 @@ def _options(words: list[str]) -> dict[str, str]:
 
 @pytest.mark.parametrize(
     "path",
-    [pytest.param(path, id=path.stem, marks=[pytest.mark.slow] if path.stem != "quick" else []) for path in LADDERS],
+    [pytest.param(path, id=path.stem, marks=[pytest.mark.slow] if path.stem != "quick" else []) for path in SUITES],
 )
-def test_project_ladder_is_valid(path: Path) -> None:
-    """Every rung's options are options of fit, and no rung is the same as the one it is compared with."""
-    options = {rung.name: runner.resolve(rung) for rung in read(path)}
-    for rung in read(path)[1:]:
-        assert summary.changes(options[rung.compared_with or ""], options[rung.name]), rung.name
+def test_project_suite_is_valid(path: Path) -> None:
+    """Every variant's options are options of fit, and no variant is the same as the one it is compared with."""
+    options = {variant.name: runner.resolve(variant) for variant in read(path)}
+    for variant in read(path)[1:]:
+        assert summary.changes(options[variant.compared_with or ""], options[variant.name]), variant.name
 
 
-def test_a_rung_wins_over_the_one_below(tmp_path: Path) -> None:
-    """Its overlays too win over options of that rung; paths start at the ladder's folder."""
+def test_a_variant_wins_over_the_one_below(tmp_path: Path) -> None:
+    """Its overlays too win over options of that variant; paths start at the suite's folder."""
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "overlay.yaml").write_text("trainer: {devices: 2}\n")
-    text = "options: {trainer.devices: 1, model.lr: 0.5}\nrungs:\n  - {name: a, epochs: 7}\n"
-    text += "  - {name: b, builds_on: a, config: [overlay.yaml], seeds: [1, 2]}\n  - {name: c}"
-    (tmp_path / "sub" / "ladder.yaml").write_text(text)
-    a, b, c = read(tmp_path / "sub" / "ladder.yaml")
+    text = "options: {trainer.devices: 1, model.lr: 0.5}\nvariants:\n  - {name: a, epochs: 7}\n"
+    text += "  - {name: b, extends: a, config: [overlay.yaml], seeds: [1, 2]}\n  - {name: c}"
+    (tmp_path / "sub" / "suite.yaml").write_text(text)
+    a, b, c = read(tmp_path / "sub" / "suite.yaml")
     assert a.words == ("--trainer.devices=1", "--model.lr=0.5", "--trainer.max_epochs=7")
-    assert b == Rung("b", (*a.words, "--config=sub/overlay.yaml"), seeds=(1, 2), compared_with="a")
-    assert c == Rung("c", a.words[:2], compared_with="b")
+    assert b == Variant("b", (*a.words, "--config=sub/overlay.yaml"), seeds=(1, 2), compared_with="a")
+    assert c == Variant("c", a.words[:2], compared_with="b")
     trainer = runner.resolve(b)["trainer"]
     assert (trainer["devices"], trainer["max_epochs"]) == (2, 7)
 
 
 def test_order_alternates() -> None:
-    """Round by round, each rung once a round."""
-    rungs = [Rung("a", repeats=2, seeds=(3, 4)), Rung("b", repeats=2, seeds=(3,)), Rung("c")]
-    order = [(run.rung.name, run.seed, run.repeat) for run in schedule(rungs)]
+    """Round by round, each variant once a round."""
+    variants = [Variant("a", repeats=2, seeds=(3, 4)), Variant("b", repeats=2, seeds=(3,)), Variant("c")]
+    order = [(run.variant.name, run.seed, run.repeat) for run in schedule(variants)]
     assert order == [("a", 3, 0), ("b", 3, 0), ("c", 0, 0), ("a", 4, 0), ("a", 3, 1), ("b", 3, 1), ("a", 4, 1)]
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("rungs: [{name: a, option: {}}]", "rung 1: there is no key 'option'. Allowed: .* Similar: options"),
-        ("rung: []", "there is no key 'rung'.*Similar: rungs"),
-        ("repeats: 2", "no rungs. Give a list of them"),
-        ("repeats: two\nrungs: [{name: a}]", "repeats is 'two'; it must be a whole number"),
-        ("repeats: 0\nrungs: [{name: a}]", "repeats and epochs must be at least 1"),
-        ("seeds: [x]\nrungs: [{name: a}]", r"seeds is \['x'\]; it must be a list of whole numbers"),
-        ("rungs: [{name: a}, {name: a}]", "rung 2: each rung needs a name of its own; this one has 'a'"),
-        ("rungs: [{name: a}, {name: b, builds_on: c}]", "rung 2: builds_on 'c' is no rung before it. Those are: a"),
-        ("rungs: [{name: a, config: [no.yaml]}]", "rung 1: config no.yaml: no such file"),
+        ("variants: [{name: a, option: {}}]", "variant 1: there is no key 'option'. Allowed: .* Similar: options"),
+        ("variant: []", "there is no key 'variant'.*Similar: variants"),
+        ("repeats: 2", "no variants. Give a list of them"),
+        ("repeats: two\nvariants: [{name: a}]", "repeats is 'two'; it must be a whole number"),
+        ("repeats: 0\nvariants: [{name: a}]", "repeats and epochs must be at least 1"),
+        ("seeds: [x]\nvariants: [{name: a}]", r"seeds is \['x'\]; it must be a list of whole numbers"),
+        ("variants: [{name: a}, {name: a}]", "variant 2: each variant needs a name of its own; this one has 'a'"),
         (
-            "rungs: [{name: a, options: {model.lrr: 1}}]",
-            "rung 'a': there is no option --model.lrr. Similar: --model.lr",
+            "variants: [{name: a}, {name: b, extends: c}]",
+            "variant 2: extends 'c' is no variant before it. Those are: a",
         ),
-        ("rungs: [a", "is no YAML"),
-        ("just text", "'just text' is not a set of keys. Allowed: .*rungs"),
+        ("variants: [{name: a, config: [no.yaml]}]", "variant 1: config no.yaml: no such file"),
+        (
+            "variants: [{name: a, options: {model.lrr: 1}}]",
+            "variant 'a': there is no option --model.lrr. Similar: --model.lr",
+        ),
+        ("variants: [a", "is no YAML"),
+        ("just text", "'just text' is not a set of keys. Allowed: .*variants"),
     ],
 )
-def test_mistakes_in_a_ladder_get_one_line(text: str, message: str, fails: Callable[..., str]) -> None:
+def test_mistakes_in_a_suite_get_one_line(text: str, message: str, fails: Callable[..., str]) -> None:
     Path("wrong.yaml").write_text(text)
-    line = fails("benchmark", "--ladder=wrong.yaml")
+    line = fails("benchmark", "--suite=wrong.yaml")
     assert re.search(message, line), line
     assert line.count("\n") == 1 and not Path("runs").exists()
 
 
 def test_mistakes_on_the_command_line(fails: Callable[..., str]) -> None:
-    assert "benchmark needs --ladder FILE" in fails("benchmark")
-    assert "no.yaml: no such file" in fails("benchmark", "--ladder=no.yaml")
-    assert "there is no option --ladders. Similar: --ladder" in fails("benchmark", "--ladders=no.yaml")
+    assert "benchmark needs --suite FILE" in fails("benchmark")
+    assert "no.yaml: no such file" in fails("benchmark", "--suite=no.yaml")
+    assert "there is no option --suites. Similar: --suite" in fails("benchmark", "--suites=no.yaml")
 
 
-def test_folder_of_something_else_is_left_alone(ladder: Path, tmp_path: Path, fails: Callable[..., str]) -> None:
+def test_folder_of_something_else_is_left_alone(suite: Path, tmp_path: Path, fails: Callable[..., str]) -> None:
     (tmp_path / "thesis" / "summary").mkdir(parents=True)
     note = tmp_path / "thesis" / "summary" / "note.txt"
     note.write_text("mine")
-    message = fails("benchmark", f"--ladder={ladder}", f"--output={tmp_path / 'thesis'}")
-    assert "is not empty and holds no results of a ladder" in message and note.read_text() == "mine"
-    assert "--ladder and --frontends" in fails("benchmark", f"--ladder={ladder}", "--frontends")
+    message = fails("benchmark", f"--suite={suite}", f"--output={tmp_path / 'thesis'}")
+    assert "is not empty and holds no results of a suite" in message and note.read_text() == "mine"
+    assert "--suite and --frameworks" in fails("benchmark", f"--suite={suite}", "--frameworks")
 
 
-def test_goes_on_after_a_stop_in_the_first_run(ladder: Path, tmp_path: Path) -> None:
+def test_goes_on_after_a_stop_in_the_first_run(suite: Path, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
-        runner.run(ladder, tmp_path / "out", FakeMachine(None))
-    assert runner.run(ladder, tmp_path / "out", FakeMachine()) == 0
+        runner.run(suite, tmp_path / "out", FakeMachine(None))
+    assert runner.run(suite, tmp_path / "out", FakeMachine()) == 0
 
 
 def test_help_lists_the_command(capsys: pytest.CaptureFixture[str]) -> None:
-    for words, expected in ((["--help"], "benchmark  "), (["benchmark", "--help"], "--frontends")):
+    for words, expected in ((["--help"], "benchmark  "), (["benchmark", "--help"], "--frameworks")):
         with pytest.raises(SystemExit) as stop:
             main(words)
         assert stop.value.code == 0
         assert expected in capsys.readouterr().out
 
 
-def test_goes_on_where_it_was_stopped(ladder: Path, tmp_path: Path, fails: Callable[..., str]) -> None:
+def test_goes_on_where_it_was_stopped(suite: Path, tmp_path: Path, fails: Callable[..., str]) -> None:
     """Stopped in the third of four runs: two are kept, the report is there, and the next call does only the rest."""
     out = tmp_path / "out"
     first = FakeMachine((0, ""), (0, ""), (0, ""), (0, ""), None)
     with pytest.raises(KeyboardInterrupt):
-        runner.run(ladder, out, first)
+        runner.run(suite, out, first)
     assert first.fits == ["slow seed0-repeat0", "quick-one seed0-repeat0", "slow seed0-repeat1"]
     assert [result.key for result in load(out / "results.csv")] == [("slow", 0, 0), ("quick one", 0, 0)]
     assert (out / "results.md").exists()
 
     second = FakeMachine()
-    assert runner.run(ladder, out, second) == 0
+    assert runner.run(suite, out, second) == 0
     assert second.fits == ["slow seed0-repeat1", "quick-one seed0-repeat1"]
     assert [words[0] for words in second.commands] == ["fit", "test"] * 2
     results = load(out / "results.csv")
@@ -182,21 +185,21 @@ def test_goes_on_where_it_was_stopped(ladder: Path, tmp_path: Path, fails: Calla
         assert (result.status, result.seconds, result.images_per_second) == ("done", 2.5, 110)
         assert result.machine and "torch" in result.versions and result.commit and result.date
 
-    ladder.write_text(TWO_RUNGS.replace("bf16-mixed", "bf16-true"))
-    assert "results of rung 'quick one' with other options" in fails(
-        "benchmark", f"--ladder={ladder}", f"--output={out}"
+    suite.write_text(TWO_VARIANTS.replace("bf16-mixed", "bf16-true"))
+    assert "results of variant 'quick one' with other options" in fails(
+        "benchmark", f"--suite={suite}", f"--output={out}"
     )
 
 
-def test_what_cannot_run_here_is_listed_with_its_reason(ladder: Path, tmp_path: Path) -> None:
+def test_what_cannot_run_here_is_listed_with_its_reason(suite: Path, tmp_path: Path) -> None:
     """Exit code 2 is the machine's limit, and is not tried again in this call; any other code is a failure."""
     out = tmp_path / "out"
     machine = FakeMachine(
         (2, "some words\nerror: 2 things:\n  1. no GPU\n  2. no hub\n"), (1, "Traceback\nValueError: x\n")
     )
-    assert runner.run(ladder, out, machine) == 1
+    assert runner.run(suite, out, machine) == 1
     assert machine.fits == ["slow seed0-repeat0", "quick-one seed0-repeat0", "quick-one seed0-repeat1"]
-    outcomes = [(r.rung, r.repeat, r.status, r.reason) for r in load(out / "results.csv")]
+    outcomes = [(r.variant, r.repeat, r.status, r.reason) for r in load(out / "results.csv")]
     reason = "2 things: 1. no GPU 2. no hub"
     assert outcomes == [
         ("slow", 0, "skipped", reason),
@@ -209,21 +212,21 @@ def test_what_cannot_run_here_is_listed_with_its_reason(ladder: Path, tmp_path: 
     assert "| quick one | slow | `trainer.precision: 32-true → bf16-mixed` | not run |" in text
 
     again = FakeMachine()
-    assert runner.run(ladder, out, again) == 0
+    assert runner.run(suite, out, again) == 0
     assert again.fits == ["slow seed0-repeat0", "quick-one seed0-repeat0", "slow seed0-repeat1"]
 
 
-def test_weights_of_an_earlier_rung(ladder: Path, tmp_path: Path) -> None:
-    """The best checkpoint of that rung; where it did not run, nor does the one that needs it."""
-    text = TWO_RUNGS.replace("repeats: 2", "repeats: 1")
-    ladder.write_text(text + "  - {name: x, weights_from: slow}\n  - {name: y, weights_from: quick one}\n")
+def test_weights_of_an_earlier_variant(suite: Path, tmp_path: Path) -> None:
+    """The best checkpoint of that variant; where it did not run, nor does the one that needs it."""
+    text = TWO_VARIANTS.replace("repeats: 2", "repeats: 1")
+    suite.write_text(text + "  - {name: x, weights_from: slow}\n  - {name: y, weights_from: quick one}\n")
     machine = FakeMachine((0, ""), (0, ""), (2, "error: no\n"))
-    runner.run(ladder, tmp_path / "out", machine)
+    runner.run(suite, tmp_path / "out", machine)
     best = "runs/slow/seed0-repeat0/version_0/checkpoints/best-epoch00-acc0.5000.ckpt"
     assert Path(_options(machine.commands[3])["model.weights"]).resolve() == tmp_path / "out" / best
     results = load(tmp_path / "out" / "results.csv")
     assert [result.status for result in results] == ["done", "skipped", "done", "skipped"]
-    assert results[3].reason == "there are no weights of rung 'quick one'"
+    assert results[3].reason == "there are no weights of variant 'quick one'"
 
 
 SYNTHETIC = [
@@ -241,41 +244,41 @@ OPTIONS = {
     "b": {"trainer": {"precision": "bf16-mixed", "devices": 1}, "model": {"timm_kwargs": {"depth": 2}}},
     "c": {"trainer": {"precision": "bf16-mixed", "devices": 4}, "model": {"timm_kwargs": None}},
 }
-RUNGS = [Rung("a"), Rung("b", compared_with="a"), Rung("c", compared_with="b")]
+VARIANTS = [Variant("a"), Variant("b", compared_with="a"), Variant("c", compared_with="b")]
 
 
 def test_tables_are_exact() -> None:
-    lines = summary.markdown("test", RUNGS, OPTIONS, SYNTHETIC).splitlines()
+    lines = summary.markdown("test", VARIANTS, OPTIONS, SYNTHETIC).splitlines()
     assert [line for line in lines if line.startswith("|")] == [
-        "| Rung | Runs | Process, s | Process, ratio | Training, s | Pictures/s | Peak memory, GB | Test accuracy, % |",
+        "| Variant | Runs | Process, s | Process, ratio | Training, s | Images/s | Peak memory, GB | Test accuracy, % |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
         "| a | 2 | 12.0 (10.0 to 14.0) | 1.00 x | 9.0 (8.0 to 10.0) | 90 (80 to 100) | 2.000 (2.000 to 2.000) | "
         "91.0 (90.0 to 92.0) |",
         "| b | 1 | 6.0 | 2.00 x | 3.0 | 270 | 1.000 | 90.0 |",
-        "| Rung | Against | Changes | Bought |",
+        "| Variant | Against | Changes | Bought |",
         "| --- | --- | --- | --- |",
-        "| b | a | `trainer.precision: null → bf16-mixed` | training time x 0.33, pictures/s x 3.00, memory x 0.50, "
+        "| b | a | `trainer.precision: null → bf16-mixed` | training time x 0.33, images/s x 3.00, memory x 0.50, "
         "test accuracy -1.0 points |",
         "| c | b | `trainer.devices: 1 → 4`<br>`model.timm_kwargs.depth: 2 → null` | not run |",
-        "| Rung | What | Reason |",
+        "| Variant | What | Reason |",
         "| --- | --- | --- |",
         "| c | skipped | no GPU \\| none |",
     ]
 
 
 def test_report_files(tmp_path: Path) -> None:
-    """Charts name every rung that was run; TensorBoard has the table, the chart and a line for each rung."""
-    summary.write(tmp_path, "test", RUNGS, OPTIONS, SYNTHETIC)
+    """Charts name every variant that was run; TensorBoard has the table, the chart and a line for each variant."""
+    summary.write(tmp_path, "test", VARIANTS, OPTIONS, SYNTHETIC)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["results.md", "results.png", "results.svg", "summary"]
     svg = (tmp_path / "results.svg").read_text()
     assert "<!-- Peak memory, GB -->" in svg and "<!-- b -->" in svg and "<!-- c -->" not in svg
     events = EventAccumulator(str(tmp_path / "summary"))
     events.Reload()
-    assert events.Tags()["images"] == ["ladder/chart"] and events.Tags()["tensors"] == ["ladder/table/text_summary"]
+    assert events.Tags()["images"] == ["suite/chart"] and events.Tags()["tensors"] == ["suite/table/text_summary"]
     line = EventAccumulator(str(tmp_path / "summary" / "a"))
     line.Reload()
-    assert [event.value for event in line.Scalars("ladder/seconds")] == [10, 14]
-    summary.write(tmp_path, "test", RUNGS, OPTIONS, SYNTHETIC)  # once more: takes the place of the first
+    assert [event.value for event in line.Scalars("suite/seconds")] == [10, 14]
+    summary.write(tmp_path, "test", VARIANTS, OPTIONS, SYNTHETIC)  # once more: takes the place of the first
     assert len(list((tmp_path / "summary").glob("events*"))) == 1
 
 
@@ -288,26 +291,26 @@ def test_table_of_runs_survives_the_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_ladder_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    """Two rungs of the tiny model through real processes; a rung for 99 GPUs is listed with the reason."""
+def test_suite_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    """Two variants of the tiny model through real processes; a variant for 99 GPUs is listed with the reason."""
     options = {word[2:].partition("=")[0]: word.partition("=")[2] for word in CPU}
     options |= {"data": "Shapes", "data.train_size": 100, "data.test_size": 20, "model.name": "vit_tiny_patch16_224"}
     options |= {"model.pretrained": False, "model.img_size": 32, "model.timm_kwargs": TINY_KWARGS}
-    rungs = [
+    variants = [
         {"name": "one", "options": {"trainer.precision": "32-true"}},
-        {"name": "tuned", "builds_on": "one", "weights_from": "one", "options": {"trainer.precision": "bf16-mixed"}},
-        {"name": "gpus", "builds_on": "one", "options": {"trainer.accelerator": "gpu", "trainer.devices": 99}},
+        {"name": "tuned", "extends": "one", "weights_from": "one", "options": {"trainer.precision": "bf16-mixed"}},
+        {"name": "gpus", "extends": "one", "options": {"trainer.accelerator": "gpu", "trainer.devices": 99}},
     ]
-    (tmp_path / "small.yaml").write_text(yaml.safe_dump({"epochs": 1, "options": options, "rungs": rungs}))
+    (tmp_path / "small.yaml").write_text(yaml.safe_dump({"epochs": 1, "options": options, "variants": variants}))
     monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
-    main(["benchmark", "--ladder=small.yaml"])
+    main(["benchmark", "--suite=small.yaml"])
     folder = tmp_path / "runs" / "benchmark" / "small"
     one, tuned, gpus = load(folder / "results.csv")
     assert gpus.status == "skipped" and "gpu" in gpus.reason.lower() and gpus.reason in capfd.readouterr().out
     for result in (one, tuned):
         assert result.status == "done"
         assert result.seconds > result.train_seconds > result.first_step_seconds > 0  # type: ignore[operator]
-        assert result.images_per_second > 0 and 0 < result.data_wait < 1 and result.mfu is None  # type: ignore[operator]
+        assert result.images_per_second > 0 and 0 < result.data_time_fraction < 1 and result.mfu is None  # type: ignore[operator]
         assert 0 < result.forecast_gb < result.peak_memory_gb  # type: ignore[operator]
         assert 0 <= result.test_acc <= 1 and result.val_acc is not None  # type: ignore[operator]
     assert "head taken over" in (folder / "logs" / "tuned-seed0-repeat0.txt").read_text()

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.conftest import CPU, REPOSITORY, TINY, TINY_MODEL, make_tree, only, picture
+from tests.conftest import CPU, REPOSITORY, TINY, TINY_MODEL, image, make_tree, only
 from vit_finetune import main
 
 Rows = list[dict[str, Any]]
@@ -23,7 +23,7 @@ Rows = list[dict[str, Any]]
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model that tells red (a) from green (b) from blue (c)."""
     folder = tmp_path_factory.mktemp("trained")
-    tree = make_tree(folder / "pictures", {"train": 6, "val": 3})
+    tree = make_tree(folder / "images", {"train": 6, "val": 3})
     options = ["--data=ImageFolder", f"--data.root={tree}", f"--trainer.default_root_dir={folder / 'runs'}"]
     main(["fit", *TINY, *options, "--trainer.max_epochs=8", "--model.lr=0.01"])
     return only(folder, "best-*.ckpt")
@@ -45,13 +45,13 @@ def predict(checkpoint: Path, tmp_path: Path) -> Callable[..., tuple[Rows, Rows]
 
 @pytest.fixture
 def mixed(tmp_path: Path) -> Path:
-    """Six pictures of known classes and three broken ones, nested, without folders for classes."""
+    """Six images of known classes and three broken ones, nested, without folders for classes."""
     root = tmp_path / "mixed"
     (root / "deep" / "er").mkdir(parents=True)
     generator = np.random.default_rng(1)
     for name, channel in (("1.png", 2), ("3.png", 0), ("5.png", 1), ("deep/6.png", 1), ("deep/er/8.png", 0)):
-        picture(channel, generator).save(root / name)
-    picture(2, generator, side=200).save(root / "deep" / "7.jpg")
+        image(channel, generator).save(root / name)
+    image(2, generator, side=200).save(root / "deep" / "7.jpg")
     whole = (root / "deep" / "7.jpg").read_bytes()
     (root / "2.jpg").write_bytes(whole[: len(whole) // 2])
     (root / "4.png").write_bytes(b"")
@@ -67,7 +67,7 @@ def test_broken_file_is_a_row_with_its_error(predict: Callable[..., Any], mixed:
     assert [row["class"] for row in table] == ["c", "", "a", "", "b", "b", "c", "a", ""]
     errors = [row["error"] for row in table]
     assert errors[1].startswith("image file is truncated") and errors[3] == "the file is empty"
-    assert errors[8].startswith("it is damaged, or no picture") and "".join(errors[4:8]) == ""
+    assert errors[8].startswith("it is damaged, or no image") and "".join(errors[4:8]) == ""
     for row, line in zip(table, lines, strict=True):
         assert (line["path"], line["error"] or "", line["class"] or "") == (row["path"], row["error"], row["class"])
         if not line["error"]:
@@ -92,7 +92,7 @@ def test_list_of_paths_and_one_file(predict: Callable[..., Any], mixed: Path) ->
 
 
 def test_test_folder_needs_no_classes(predict: Callable[..., Any], mixed: Path, tmp_path: Path) -> None:
-    """Training pictures with classes and loose test pictures: the usual layout of competitions."""
+    """Training images with classes and loose test images: the usual layout of competitions."""
     root = make_tree(tmp_path / "root", {"train": 1})
     shutil.copytree(mixed / "deep", root / "test" / "no class of the model")
     assert [row["class"] for row in predict(root)[0]] == ["b", "c", "a", ""]
@@ -116,9 +116,9 @@ def test_nothing_to_predict_is_refused(checkpoint: Path, tmp_path: Path, fails: 
     (tmp_path / "empty").mkdir()
     (tmp_path / "photo.heic").write_bytes(b"\0\0\0\x18ftypheic")
     options = ["predict", f"--ckpt_path={checkpoint}", *CPU]
-    assert "has no pictures; accepted types are" in fails(*options, f"--data.root={tmp_path / 'empty'}")
+    assert "has no images; accepted types are" in fails(*options, f"--data.root={tmp_path / 'empty'}")
     assert "nowhere does not exist" in fails(*options, "--data.root=nowhere")
-    assert "neither a folder, nor a picture" in fails(*options, f"--data.root={tmp_path / 'photo.heic'}")
+    assert "neither a folder, nor an image" in fails(*options, f"--data.root={tmp_path / 'photo.heic'}")
 
 
 def test_checkpoint_of_another_data_set(mixed: Path, tmp_path: Path, fails: Callable[..., str]) -> None:
@@ -135,11 +135,11 @@ def test_checkpoint_of_another_data_set(mixed: Path, tmp_path: Path, fails: Call
     assert len(lines[0]["top"]) == 5
 
 
-def test_pictures_are_not_taken_for_cifar10(cifar: Path, mixed: Path, fails: Callable[..., str]) -> None:
+def test_images_are_not_taken_for_cifar10(cifar: Path, mixed: Path, fails: Callable[..., str]) -> None:
     """Nothing is downloaded between them."""
     main(["fit", *TINY, f"--data.root={cifar}", "--trainer.limit_train_batches=1"])
     message = fails("predict", "--ckpt_path=best", *CPU, f"--data.root={mixed}")
-    assert "holds pictures, not CIFAR-10. For your own pictures add --data ImageFolder" in message
+    assert "holds images, not CIFAR-10. For your own images add --data ImageFolder" in message
 
 
 def test_plain_lines_in_long_predictions(
@@ -149,7 +149,7 @@ def test_plain_lines_in_long_predictions(
     predict(mixed, "--data.batch_size=4")
     lines = [line for line in capsys.readouterr().out.splitlines() if "predict" in line]
     assert lines[:3] == ["predict batch 1/3", "predict batch 2/3", "predict batch 3/3"] and len(lines) == 4
-    assert lines[3].startswith("predictions  9 pictures, 3 of them unreadable")
+    assert lines[3].startswith("predictions  9 images, 3 of them unreadable")
 
 
 CLASSES = ["a,\"b'\n c", "café", "raw\udcff"]
@@ -163,7 +163,7 @@ def odd_tree(root: Path) -> Path:
             (root / split / folder).mkdir(parents=True)
             for name in NAMES:
                 with open(root / split / folder / name, "wb") as file:
-                    picture(channel, generator).save(file, "PNG")
+                    image(channel, generator).save(file, "PNG")
     return root
 
 

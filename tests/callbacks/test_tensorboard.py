@@ -17,17 +17,17 @@ from tests.conftest import REPOSITORY, TINY, TINY_KWARGS, equal, only, scalars, 
 from tests.test_module import model
 from vit_finetune import main
 from vit_finetune.callbacks.projector import principal_components
-from vit_finetune.callbacks.tensorboard import COLUMNS, _add, _as_pictures, _draw_graph, _logging_step
-from vit_finetune.evaluation.plots import picture_grid
+from vit_finetune.callbacks.tensorboard import COLUMNS, _add, _as_images, _draw_graph, _logging_step
+from vit_finetune.evaluation.plots import image_grid
 from vit_finetune.model.preprocess import Preprocess
 
 FLOAT16 = f"--config={REPOSITORY / 'configs' / 'precision' / '16-mixed-cpu.yaml'}"
 EPOCH = ["epoch", "train/acc", "train/loss", "val/acc", "val/loss"]
-SPEED = ["train/data_wait", "train/images_per_second", "train/peak_memory_gb", "train/tflops"]
+SPEED = ["train/data_time_fraction", "train/images_per_second", "train/peak_memory_gb", "train/tflops"]
 STEPS = ["train/acc_step", "train/loss_step", "train/lr", *SPEED]
 ALWAYS = {*EPOCH, *STEPS, "train/first_step_seconds", "train/seconds", "best/val/acc"}
 SHARES = {f"precision/{name}" for name in ("zero_in_fp16", "zero_in_fp16_scaled", "inf_in_fp16_scaled")}
-PICTURES = ["train/batch", "val/confusion", "val/mistakes", "val/reliability"]
+IMAGES = ["train/batch", "val/confusion", "val/mistakes", "val/reliability"]
 
 
 def events(run: Path) -> EventAccumulator:
@@ -69,11 +69,11 @@ class Inject(Callback):
     ids=["32-true", "bf16-mixed", "16-mixed"],
 )
 def test_tags_counts_and_sizes(options: list[str], more: set[str], folder_args: list[str], tmp_path: Path) -> None:
-    """Four epochs of five steps. Two validation pictures have two labels each, so that two answers must be wrong."""
+    """Four epochs of five steps. Two validation images have two labels each, so that two answers must be wrong."""
     for name in ("00", "01"):
-        shutil.copy(tmp_path / f"pictures/val/c/{name}.png", tmp_path / f"pictures/val/a/again-{name}.png")
-    every = ["--trainer.log_every_n_steps=2", "--tensorboard.pictures_every_n_epochs=2"]
-    every += ["--tensorboard.precision_every_n_steps=6", "--tensorboard.pictures=2"]
+        shutil.copy(tmp_path / f"images/val/c/{name}.png", tmp_path / f"images/val/a/again-{name}.png")
+    every = ["--trainer.log_every_n_steps=2", "--tensorboard.images_every_n_epochs=2"]
+    every += ["--tensorboard.precision_every_n_steps=6", "--tensorboard.images=2"]
     main(["fit", *folder_args, *every, *options, "--trainer.max_epochs=4", "--experiment=run"])
     found = events(tmp_path / "runs")
     assert set(found.Tags()["scalars"]) == ALWAYS | more | {"train/grad_norm", "train/lr_lowest"}
@@ -84,16 +84,13 @@ def test_tags_counts_and_sizes(options: list[str], more: set[str], folder_args: 
         assert [event.step for event in found.Scalars(tag)] == [0, 6, 12, 18], tag
         assert all(0 <= event.value < 1 for event in found.Scalars(tag))
     assert [event.step for event in found.Scalars("val/acc")] == [4, 9, 14, 19]
-    assert sorted(found.Tags()["images"]) == PICTURES
-    for tag in PICTURES:  # in epochs 0 and 2, and in the last, 3
+    assert sorted(found.Tags()["images"]) == IMAGES
+    for tag in IMAGES:  # in epochs 0 and 2, and in the last, 3
         assert [e.step for e in found.Images(tag)] == ([0, 10, 15] if tag == "train/batch" else [4, 14, 19]), tag
-    assert found.Images("train/batch")[0].width == found.Images("val/mistakes")[0].width == 270  # two pictures wide
+    assert found.Images("train/batch")[0].width == found.Images("val/mistakes")[0].width == 270  # two images wide
     for epoch in (0, 2, 3):
         size = sum(
-            len(image.encoded_image_string)
-            for tag in PICTURES
-            for image in found.Images(tag)
-            if image.step // 5 == epoch
+            len(image.encoded_image_string) for tag in IMAGES for image in found.Images(tag) if image.step // 5 == epoch
         )
         assert 0 < size < 1e6
     assert only(tmp_path / "runs", "events*").stat().st_size < 1e6
@@ -102,7 +99,7 @@ def test_tags_counts_and_sizes(options: list[str], more: set[str], folder_args: 
 
 def test_everything_can_be_switched_off(folder_args: list[str], tmp_path: Path) -> None:
     off = ["--tensorboard.gradient_norm=false", "--tensorboard.precision_every_n_steps=0"]
-    off += ["--tensorboard.pictures_every_n_epochs=0", "--trainer.precision=bf16-mixed"]
+    off += ["--tensorboard.images_every_n_epochs=0", "--trainer.precision=bf16-mixed"]
     main(["fit", *folder_args, *off, "--model.layer_decay=null"])
     found = events(tmp_path / "runs")
     assert set(found.Tags()["scalars"]) == ALWAYS
@@ -113,11 +110,11 @@ def test_everything_can_be_switched_off(folder_args: list[str], tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("pictures", 17), ("pictures_every_n_epochs", -1), ("precision_every_n_steps", -1)]
+    ("name", "value"), [("images", 17), ("images_every_n_epochs", -1), ("precision_every_n_steps", -1)]
 )
 def test_odd_options_are_refused(folder_args: list[str], fails: Any, name: str, value: int) -> None:
     assert f"--tensorboard.{name} is {value}; it must be" in fails("fit", *folder_args, f"--tensorboard.{name}={value}")
-    assert "--projector.pictures is -1" in fails("fit", *folder_args, "--projector.pictures=-1")
+    assert "--projector.images is -1" in fails("fit", *folder_args, "--projector.images=-1")
 
 
 # Gradients
@@ -160,7 +157,7 @@ def test_skipped_steps_are_counted(clip: list[str], folder_args: list[str], tmp_
 
 @pytest.mark.parametrize("accumulate", [1, 3])
 def test_every_interval_is_logged_once(accumulate: int) -> None:
-    """With accumulation, at the optimiser step that holds the batch at which the interval ends."""
+    """With accumulation, at the optimizer step that holds the batch at which the interval ends."""
 
     class Fake:
         log_every_n_steps, accumulate_grad_batches, is_last_batch = 4, accumulate, False
@@ -181,32 +178,32 @@ def test_lowest_rate_under_layer_decay(folder_args: list[str], tmp_path: Path) -
         assert lowest == pytest.approx(head * 0.5**3)  # two blocks and the embedding below the head
 
 
-# Pictures and graph
+# Images and graph
 
 
 def test_the_batch_is_shown_as_the_network_sees_it(folder_args: list[str], tmp_path: Path) -> None:
-    """Red, green and blue pictures under their labels a, b and c, after augmentation, normalisation and resizing."""
+    """Red, green and blue images under their labels a, b and c, after augmentation, normalization and resizing."""
     main(["fit", *folder_args, "--trainer.accumulate_grad_batches=2"])
     (shown,) = events(tmp_path / "runs").Images("train/batch")
     pixels = torch.tensor(list(Image.open(io.BytesIO(shown.encoded_image_string)).convert("RGB").tobytes()))
     pixels = pixels.view(shown.height, shown.width, 3)
     assert (shown.width, shown.height, shown.step) == (540, 155, 0)
-    centres = pixels[60:120].float().unflatten(1, (4, 135))[:, :, 30:100].mean((0, 2))
-    assert ((centres.max(1).values > 150) & (centres.sum(1) < 260)).all()  # four pictures, each of one colour
+    centers = pixels[60:120].float().unflatten(1, (4, 135))[:, :, 30:100].mean((0, 2))
+    assert ((centers.max(1).values > 150) & (centers.sum(1) < 260)).all()  # four images, each of one color
 
 
-def test_normalisation_is_undone() -> None:
+def test_normalization_is_undone() -> None:
     preprocess = Preprocess((8, 8), (0.5, 0.4, 0.3), (0.2, 0.3, 0.4))
-    pictures = torch.randint(0, 256, (2, 3, 8, 8), dtype=torch.uint8)
-    assert torch.equal(_as_pictures(preprocess(pictures), preprocess), pictures)
+    images = torch.randint(0, 256, (2, 3, 8, 8), dtype=torch.uint8)
+    assert torch.equal(_as_images(preprocess(images), preprocess), images)
 
 
-def test_pictures_of_an_epoch_stay_below_a_megabyte_whatever_they_show(tmp_path: Path) -> None:
+def test_images_of_an_epoch_stay_below_a_megabyte_whatever_they_show(tmp_path: Path) -> None:
     """Noise at 224 pixels, which no PNG can shrink: batch and mistakes; the charts take another 60 kB."""
     noise = torch.randint(0, 256, (8, 3, 224, 224), dtype=torch.uint8)
     with SummaryWriter(str(tmp_path / "noise")) as writer:
         for tag, caption in (("batch", "a"), ("mistakes", "a\nb\nc")):
-            _add(writer, tag, picture_grid(noise, [caption] * 8, COLUMNS), 0)
+            _add(writer, tag, image_grid(noise, [caption] * 8, COLUMNS), 0)
     assert only(tmp_path / "noise", "events*").stat().st_size < 0.94e6
 
 
@@ -242,8 +239,8 @@ def test_graph_on_request_changes_nothing(folder_args: list[str], tmp_path: Path
 def test_projector_and_no_empty_files(folder_args: list[str], tmp_path: Path) -> None:
     main(["fit", *folder_args])
     for _ in range(2):
-        main(["test", "--ckpt_path=best", "--projector.pictures=5"])
-    main(["predict", "--ckpt_path=best", f"--data.root={tmp_path / 'pictures' / 'test'}"])
+        main(["test", "--ckpt_path=best", "--projector.images=5"])
+    main(["predict", "--ckpt_path=best", f"--data.root={tmp_path / 'images' / 'test'}"])
     run = only(tmp_path / "runs", "version_*")  # no run but the first
     for tag in ("test", "test-1"):  # and the older points are kept
         folder = run / "00000" / tag

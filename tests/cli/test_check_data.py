@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.conftest import TINY_MODEL, make_tree, picture
+from tests.conftest import TINY_MODEL, image, make_tree
 from vit_finetune import ImageFolder, main
 from vit_finetune.cli.check_data import check
 from vit_finetune.cli.check_data_report import SHEET, choose, terminal
@@ -44,7 +44,7 @@ def test_clean_tree(tree: Path, run: Run, tmp_path: Path) -> None:
     code, out, report = run("--data=ImageFolder", f"--data.root={tree}")
     assert code == 0 and report["findings"] == [] and "problems 0, notes 0; see runs/check-data" in out
     assert report["counts"] == {split: dict.fromkeys("abc", n) for split, n in (("train", 6), ("val", 3), ("test", 3))}
-    assert "all pictures have 40 x 40 pixels" in out
+    assert "all images have 40 x 40 pixels" in out
     with Image.open(tmp_path / "runs" / "check-data" / "contact-sheet.png") as sheet:
         assert sheet.width == 900  # six columns
     before = (tmp_path / "runs" / "check-data" / "report.json").stat().st_mtime_ns
@@ -60,7 +60,7 @@ def test_every_problem_is_listed_once(tree: Path, run: Run) -> None:
     train, val, test = (tree / split for split in ("train", "val", "test"))
     (train / "a" / "empty.png").write_bytes(b"")
     (train / "b" / "page.jpg").write_text("<html>")
-    picture(0, np.random.default_rng(1), side=200).save(train / "b" / "cut.jpg")
+    image(0, np.random.default_rng(1), side=200).save(train / "b" / "cut.jpg")
     (train / "b" / "cut.jpg").write_bytes((train / "b" / "cut.jpg").read_bytes()[:2000])
     shutil.rmtree(val / "b")
     (val / "zebra").mkdir()
@@ -89,16 +89,16 @@ def test_every_problem_is_listed_once(tree: Path, run: Run) -> None:
     assert broken[0].endswith("the file is empty") and "truncated" in broken[1]
     assert problems == {
         "val: unknown classes": [str(val / "zebra")],
-        "val: classes without pictures": ["b"],
-        "equal pictures in several splits": [f"{train}/a/00.png = {test}/a/leak \udcff.bmp"],
-        "equal pictures in several classes": [f"{train}/a/01.png = {train}/c/as c.png"],
+        "val: classes without images": ["b"],
+        "equal images in several splits": [f"{train}/a/00.png = {test}/a/leak \udcff.bmp"],
+        "equal images in several classes": [f"{train}/a/01.png = {train}/c/as c.png"],
     }
     assert notes == {
         "files of other types, left out: 1 .heic, 1 .txt, 1 no extension": [],
-        "pictures outside the class folders, left out": [str(train / "loose.png")],
-        "equal pictures in the same split and class": [f"{train}/b/02 again.png = {train}/b/02.png"],
-        "pictures with a side of less than 32 pixels": [f"{test}/b/tiny.png (8 x 9)"],
-        "pictures more than 3 times as long as wide, of which the centre cut leaves out most": [
+        "images outside the class folders, left out": [str(train / "loose.png")],
+        "equal images in the same split and class": [f"{train}/b/02 again.png = {train}/b/02.png"],
+        "images with a side of less than 32 pixels": [f"{test}/b/tiny.png (8 x 9)"],
+        "images more than 3 times as long as wide, of which the center cut leaves out most": [
             f"{test}/b/long.png (400 x 100)"
         ],
     }
@@ -125,8 +125,8 @@ def test_one_tree_is_split_at_random_so_copies_are_a_problem(tmp_path: Path, run
     code, _, report = run("--data=ImageFolder", f"--data.root={tree}")
     assert code == 1 and report["counts"] == {"all": {"a": 13, "b": 12, "c": 1, "empty": 0}}
     assert found(report) == {
-        "all: classes without pictures": (True, ["empty"]),
-        "equal pictures that a random split can tear apart": (True, [f"{tree}/a/00.png = {tree}/a/copy.png"]),
+        "all: classes without images": (True, ["empty"]),
+        "equal images that a random split can tear apart": (True, [f"{tree}/a/00.png = {tree}/a/copy.png"]),
         "all: uneven classes, from 1 of c to 13 of a": (False, []),
     }
 
@@ -143,7 +143,7 @@ def test_a_checkpoint_tells_the_classes(folder_args: list[str], tree: Path, tmp_
     later = make_tree(tmp_path / "later", {"test": 2}, seed=5)
     (later / "test" / "a").rename(later / "test" / "zebra")
     code, out, report = run("--ckpt_path=last", f"--data.root={later}")
-    assert code == 1 and list(found(report)) == ["test: unknown classes", "test: classes without pictures"]
+    assert code == 1 and list(found(report)) == ["test: unknown classes", "test: classes without images"]
     assert "zebra" in out
 
 
@@ -151,7 +151,7 @@ def test_sets_that_are_no_folders(cifar: Path, run: Run) -> None:
     """The fixture's CIFAR-10 is noise without copies; drawn shapes neither, unless the seeds coincide."""
     code, out, report = run("--data=CIFAR10", f"--data.root={cifar}")
     assert code == 0 and sum(report["counts"]["train"].values()) == 90 and sum(report["counts"]["test"].values()) == 20
-    assert "all pictures have 32 x 32 pixels" in out
+    assert "all images have 32 x 32 pixels" in out
     code, _, report = run("--data=Shapes", "--data.train_size=100", "--data.test_size=20", *TINY_MODEL)
     assert code == 0 and set(report["counts"]["test"].values()) == {2}
 
@@ -162,21 +162,21 @@ def test_copies_across_sets_in_memory_are_found(cifar: Path, run: Run, monkeypat
     read = CIFAR10._read
 
     def leaky(self: CIFAR10, train: bool) -> Any:
-        pictures: Any = read(self, train)
-        pictures.images[3] = torch.full((3, 32, 32), 7, dtype=torch.uint8)
-        return pictures
+        images: Any = read(self, train)
+        images.images[3] = torch.full((3, 32, 32), 7, dtype=torch.uint8)
+        return images
 
     monkeypatch.setattr(CIFAR10, "_read", leaky)
     code, _, report = run("--data=CIFAR10", f"--data.root={cifar}")
     assert code == 1
-    assert found(report) == {"equal pictures in several splits": (True, ["train/00003 = test/00003"])}
+    assert found(report) == {"equal images in several splits": (True, ["train/00003 = test/00003"])}
 
 
 def test_refusals(tree: Path, tmp_path: Path, fails: Callable[..., str]) -> None:
     options = ["check-data", "--data=ImageFolder"]
     assert "--data.root nowhere" in fails(*options, "--data.root=nowhere")
     (tmp_path / "bare").mkdir()
-    assert "has no pictures in class folders" in fails(*options, "--data.root=bare")
+    assert "has no images in class folders" in fails(*options, "--data.root=bare")
     assert f"--output {tree} is there already" in fails(*options, f"--data.root={tree}", f"--output={tree}")
 
 

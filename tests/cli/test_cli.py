@@ -76,7 +76,7 @@ def test_environment_variables(capsys: pytest.CaptureFixture[str], monkeypatch: 
         (["--data=ImageFolder", "--data.rot=x"], r"no option --data.rot. Similar: --data.root"),
         (
             ["--data=ImagFolder"],
-            r"no data set 'ImagFolder'. Allowed: CIFAR10, CIFAR100, .*ImageFolder, Shapes.* Similar: ImageFolder",
+            r"no dataset 'ImagFolder'. Allowed: CIFAR10, CIFAR100, .*ImageFolder, Shapes.* Similar: ImageFolder",
         ),
         (["--data.batch_size=many"], r"--data.batch_size: 'many' is not allowed. Allowed: a whole number"),
         (["--model.lr=fast"], r"--model.lr: 'fast' is not allowed. Allowed: a number"),
@@ -194,7 +194,7 @@ def test_predict_leaves_a_table(folder_args: list[str], tmp_path: Path, capsys: 
         assert str(path.relative_to(tmp_path)) in capsys.readouterr().out
         rows = list(csv.DictReader(path.open(encoding="utf-8")))
         assert [row["path"] for row in rows] == [
-            str(tmp_path / "pictures" / "test" / c / f"{i:02d}.png") for c in "abc" for i in range(3)
+            str(tmp_path / "images" / "test" / c / f"{i:02d}.png") for c in "abc" for i in range(3)
         ]
         for row in rows:
             parts = [float(row[f"probability{number}"]) for number in ("", "_2", "_3")]

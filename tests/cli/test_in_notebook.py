@@ -20,7 +20,7 @@ def cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[.
     monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     kernel, client = manager.start_new_kernel(cwd=str(tmp_path))
-    tree = make_tree(tmp_path / "pictures", {"train": 6, "val": 3})
+    tree = make_tree(tmp_path / "images", {"train": 6, "val": 3})
     fit = ["fit", *TINY_MODEL, "--data=ImageFolder", f"--data.root={tree}", "--data.batch_size=4"]
 
     def run(code: str, interrupt_when: Callable[[], bool] | None = None) -> str:

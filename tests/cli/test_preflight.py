@@ -13,7 +13,7 @@ from tests.conftest import CPU, TINY, TINY_MODEL, make_tree, only
 from tests.test_distributed import run
 from vit_finetune import ViTClassifier, main
 from vit_finetune.cli import failures, preflight
-from vit_finetune.model.optim import rate_factor
+from vit_finetune.model.optim import lr_factor
 
 
 def test_all_problems_at_once(folder_args: list[str], fails: Callable[..., str]) -> None:
@@ -102,7 +102,7 @@ def test_doctor(folder_args: list[str], capsys: pytest.CaptureFixture[str], fail
     [("adamw", 256, None, 1.0), ("adamw", 256, 64, 2.0), ("sgd", 256, 64, 4.0), ("adamw", 64, 64, 1.0)],
 )
 def test_rate_factor(optimizer: str, batch: int, reference: int | None, factor: float) -> None:
-    assert rate_factor(optimizer, batch, reference) == factor
+    assert lr_factor(optimizer, batch, reference) == factor
 
 
 def test_global_batch_is_said_and_scales_only_when_asked(
@@ -151,7 +151,7 @@ def test_loss_that_is_no_number_stops_the_run(
         "--model.layer_decay=1.0",
     ],
 )
-def test_resume_with_another_optimiser_is_refused(
+def test_resume_with_another_optimizer_is_refused(
     changed: str, folder_args: list[str], fails: Callable[..., str], tmp_path: Path
 ) -> None:
     main(["fit", *folder_args, "--trainer.max_steps=1"])
@@ -189,7 +189,7 @@ def test_shards_are_refused_with_the_command_that_joins_them(tmp_path: Path, fai
 
     from tests.conftest import REPOSITORY
 
-    tree = make_tree(tmp_path / "pictures", {"train": 6, "val": 3})
+    tree = make_tree(tmp_path / "images", {"train": 6, "val": 3})
     config = REPOSITORY / "configs" / "strategy" / "fsdp2.yaml"
     options = [*TINY_MODEL, "--data=ImageFolder", f"--data.root={tree}", "--trainer.accelerator=cpu"]
     sharded = [f"--config={config}", "--trainer.strategy.init_args.save_distributed_checkpoint=true"]

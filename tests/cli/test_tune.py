@@ -52,7 +52,7 @@ def test_printed_rate_is_meant_for_the_option(folder_args: list[str], capsys: py
     assert results[1] == pytest.approx(2 * results[0], rel=0.05)
 
 
-def test_accumulation_counts_optimiser_steps(folder_args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_accumulation_counts_optimizer_steps(folder_args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     main(["tune", *folder_args, "--steps=6", "--trainer.accumulate_grad_batches=2", "--low=1e-5", "--high=1e-3"])
     assert "--model.lr " in capsys.readouterr().out
 
@@ -81,7 +81,7 @@ def test_batch_size_doubles_up_to_the_limit(
 def test_batch_size_stops_at_memory(
     folder_args: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """More than four pictures raise what CUDA raises."""
+    """More than four images raise what CUDA raises."""
     forward = ViTClassifier.forward
 
     def limited(self: ViTClassifier, images: torch.Tensor) -> torch.Tensor:

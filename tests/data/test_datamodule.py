@@ -1,4 +1,4 @@
-"""Splits, samplers, CIFAR-10 files, generated pictures."""
+"""Splits, samplers, CIFAR-10 files, generated images."""
 
 import socket
 from pathlib import Path
@@ -12,55 +12,55 @@ from tests.conftest import CPU, TINY_MODEL
 from vit_finetune import CIFAR10, CIFAR100, Contours, Shapes, main
 from vit_finetune.data.contours import Formulas
 from vit_finetune.data.contours import draw as draw_contours
-from vit_finetune.data.datasets import MemoryPictures
-from vit_finetune.data.samplers import EvenSampler, stratified_holdout
+from vit_finetune.data.datasets import InMemoryDataset
+from vit_finetune.data.samplers import DistributedEvalSampler, stratified_split
 from vit_finetune.data.shapes import NAMES
 
 
-def pictures(count: int) -> MemoryPictures:
+def dataset(count: int) -> InMemoryDataset:
     images = torch.arange(count, dtype=torch.uint8)[:, None, None, None].expand(count, 3, 2, 2)
-    return MemoryPictures(images, torch.arange(count) % 3, [f"{i}.png" for i in range(count)])
+    return InMemoryDataset(images, torch.arange(count) % 3, [f"{i}.png" for i in range(count)])
 
 
 def test_batch_is_one_index_operation() -> None:
-    batch = pictures(10).__getitems__([7, 2])
+    batch = dataset(10).__getitems__([7, 2])
     assert batch["image"].shape == (2, 3, 2, 2) and batch["image"].dtype == torch.uint8
     assert batch["image"][:, 0, 0, 0].tolist() == [7, 2]
     assert batch["label"].tolist() == [1, 2] and batch["index"].tolist() == [7, 2]
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 3, 7])
-def test_even_sampler_gives_each_picture_once(replicas: int) -> None:
-    data = pictures(5)
-    shards = [list(EvenSampler(data, num_replicas=replicas, rank=rank)) for rank in range(replicas)]
+def test_even_sampler_gives_each_image_once(replicas: int) -> None:
+    data = dataset(5)
+    shards = [list(DistributedEvalSampler(data, num_replicas=replicas, rank=rank)) for rank in range(replicas)]
     assert len({len(shard) for shard in shards}) == 1
     batches = [data.__getitems__(shard) for shard in shards]
     assert sorted(i for batch in batches for i in batch["index"].tolist() if i >= 0) == [0, 1, 2, 3, 4]
-    fillers = [label for batch in batches for i, label in zip(batch["index"], batch["label"], strict=True) if i < 0]
-    assert all(label == -1 for label in fillers)
+    padding = [label for batch in batches for i, label in zip(batch["index"], batch["label"], strict=True) if i < 0]
+    assert all(label == -1 for label in padding)
 
 
 def test_stratified_holdout() -> None:
     labels = torch.tensor([0] * 40 + [1] * 20 + [2] * 10)
-    kept, held = stratified_holdout(labels, 0.1, seed=3)
+    kept, held = stratified_split(labels, 0.1, seed=3)
     assert torch.equal(torch.cat([kept, held]).sort().values, torch.arange(70))
     assert labels[held].bincount().tolist() == [4, 2, 1]
-    assert torch.equal(held, stratified_holdout(labels, 0.1, seed=3)[1])
-    assert not torch.equal(held, stratified_holdout(labels, 0.1, seed=4)[1])
+    assert torch.equal(held, stratified_split(labels, 0.1, seed=3)[1])
+    assert not torch.equal(held, stratified_split(labels, 0.1, seed=4)[1])
 
 
 def test_validation_comes_from_train_and_is_not_augmented(cifar: Path) -> None:
     data = CIFAR10(str(cifar), val_fraction=0.2)
     data.prepare_data()
     data.setup("fit")
-    train, val = data.sets["train"], data.sets["val"]
+    train, val = data.datasets["train"], data.datasets["val"]
     assert len(train) == 80 and len(val) == 20
     assert set(train.names).isdisjoint(val.names) and len({*train.names, *val.names}) == 100
     assert val.labels.bincount().tolist() == [2] * 10
     first, again = next(iter(data.val_dataloader())), next(iter(data.val_dataloader()))
     assert torch.equal(first["image"], again["image"])
     data.setup("test")
-    assert all(name.startswith("test/") for name in data.sets["test"].names) and len(data.sets["test"]) == 20
+    assert all(name.startswith("test/") for name in data.datasets["test"].names) and len(data.datasets["test"]) == 20
 
 
 def test_split_has_its_own_seed_and_a_fingerprint(cifar: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +130,7 @@ def test_missing_cifar_is_explained(cifar: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_damaged_file_is_not_trained_on(cifar: Path) -> None:
-    """The layout alone does not convince: pictures must have the published checksums."""
+    """The layout alone does not convince: images must have the published checksums."""
     file = cifar / "cifar-10-batches-py" / "data_batch_1"
     file.write_bytes(file.read_bytes()[:-1] + b"x")
     assert CIFAR10(str(cifar), download=False).missing() is not None
@@ -141,11 +141,11 @@ def test_fit_on_cifar_files(cifar: Path) -> None:
 
 
 def test_shapes_are_a_function_of_the_seed() -> None:
-    def draw(**options: int) -> MemoryPictures:
+    def draw(**options: int) -> InMemoryDataset:
         data = Shapes(train_size=200, test_size=50, **options)
         data.setup("fit")
         data.setup("test")
-        return data.sets["train"], data.sets["test"]  # type: ignore[return-value]
+        return data.datasets["train"], data.datasets["test"]  # type: ignore[return-value]
 
     (train, test), (again, _), (other, _) = draw(), draw(), draw(seed=1)
     assert train.images.shape == (180, 3, 32, 32) and train.images.dtype == torch.uint8
@@ -155,12 +155,12 @@ def test_shapes_are_a_function_of_the_seed() -> None:
 
 
 def test_contours_are_a_function_of_the_seed() -> None:
-    def draw(**options: int) -> MemoryPictures:
+    def draw(**options: int) -> InMemoryDataset:
         data = Contours(outlines=6, materials=2, train_size=160, test_size=40, **options)
         data.setup("fit")
         data.setup("test")
-        assert not any(torch.equal(data.sets["test"].images[0], image) for image in data.sets["train"].images)
-        return data.sets["test"]  # type: ignore[return-value]
+        assert not any(torch.equal(data.datasets["test"].images[0], image) for image in data.datasets["train"].images)
+        return data.datasets["test"]  # type: ignore[return-value]
 
     test, again, other = draw(), draw(), draw(seed=1)
     assert test.images.shape == (40, 3, 32, 32) and test.images.dtype == torch.uint8
@@ -169,7 +169,7 @@ def test_contours_are_a_function_of_the_seed() -> None:
 
 
 def test_contours_show_their_formulas() -> None:
-    """A figure is brighter than its ground, or darker in every second class; a material has its own two colours."""
+    """A figure is brighter than its ground, or darker in every second class; a material has its own two colors."""
     formulas = Formulas.random(12, 2, torch.Generator().manual_seed(0))
     assert formulas.outline.frequency[:, 0].tolist() == [2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7]
     filled = (formulas.hole == 0).nonzero().flatten()
@@ -179,18 +179,18 @@ def test_contours_show_their_formulas() -> None:
     brighter = (middle > corners)[labels < 12]
     assert (brighter == (labels[labels < 12] % 2 == 0)).float().mean() > 0.9
     dark, light = formulas.palette[0].flatten(1).sort(0).values
-    colour = images[labels == 12].mean((0, 2, 3))
-    assert (colour > dark - 0.1).all() and (colour < light + 0.1).all()
+    color = images[labels == 12].mean((0, 2, 3))
+    assert (color > dark - 0.1).all() and (color < light + 0.1).all()
 
 
 def test_linear_model_fails_on_shapes() -> None:
-    """The pixels' best linear read-out stays below one half on new pictures; see the quickstart for a ViT."""
+    """The pixels' best linear read-out stays below one half on new images; see the quickstart for a ViT."""
     data = Shapes(train_size=3000, test_size=1000)
     data.setup("fit")
     data.setup("test")
 
     def features(split: str) -> tuple[torch.Tensor, torch.Tensor]:
-        part = data.sets[split]
+        part = data.datasets[split]
         pixels = part.images.flatten(1).double() / 127.5 - 1  # type: ignore[attr-defined]
         return torch.cat([pixels, torch.ones(len(pixels), 1)], 1), part.labels
 
@@ -206,9 +206,9 @@ def test_cifar100_brings_its_own_names(cifar100: Path) -> None:
     data = CIFAR100(str(cifar100), val_fraction=0.5)
     data.setup("fit")
     assert data.class_names == [f"class{i}" for i in range(100)]
-    assert len(data.sets["train"]) == len(data.sets["val"]) == 500
+    assert len(data.datasets["train"]) == len(data.datasets["val"]) == 500
     data.setup("test")
-    assert data.sets["test"].images.shape == (20, 3, 32, 32)  # type: ignore[attr-defined]
+    assert data.datasets["test"].images.shape == (20, 3, 32, 32)  # type: ignore[attr-defined]
     assert "CIFAR-100 is missing" in (CIFAR100("nowhere", download=False).missing() or "")
     assert "cifar-100-python.tar.gz" in (CIFAR100("nowhere", download=False).missing() or "")
 

@@ -1,4 +1,4 @@
-"""A zoo of picture files: each gives exactly the right pixels, or the right message with its path."""
+"""A zoo of image files: each gives exactly the right pixels, or the right message with its path."""
 
 import io
 import os
@@ -15,18 +15,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from vit_finetune.data.decode import BrokenPicture, decode, read_size
+from vit_finetune.data.decode import decode, read_size
+from vit_finetune.errors import ImageDecodeError
 
 GENERATOR = np.random.default_rng(0)
 NOISE = GENERATOR.integers(0, 256, (5, 7, 3), dtype=np.uint8)
-GREY = NOISE[..., 0]
+GRAY = NOISE[..., 0]
 WIDE = np.array([[0, 257, 32896, 65535]], np.uint16)  # 257 times 0, 1, 128 and 255
 NARROW = np.array([[0, 1, 128, 255]], np.uint8)
 RED, BLUE = Image.new("RGB", (3, 2), (255, 0, 0)), Image.new("RGB", (3, 2), (0, 0, 255))
 
 
 def encoded(pixels: Any, kind: str, **options: Any) -> bytes:
-    """Contents of a picture file."""
+    """Contents of an image file."""
     file = io.BytesIO()
     (pixels if isinstance(pixels, Image.Image) else Image.fromarray(pixels)).save(file, kind, **options)
     return file.getvalue()
@@ -54,27 +55,27 @@ def tiff(tags: dict[int, int | Sequence[int]], parts: Sequence[bytes], offsets: 
     return struct.pack("<2sHI", b"II", 42, 8 + len(data)) + data + struct.pack("<H", len(tags)) + entries + bytes(4)
 
 
-def grey_tiff(width: int, height: int, bits: int, data: bytes, photometric: int = 1) -> bytes:
-    """One strip of grey pixels."""
+def gray_tiff(width: int, height: int, bits: int, data: bytes, photometric: int = 1) -> bytes:
+    """One strip of gray pixels."""
     tags: dict[int, int | Sequence[int]] = {256: width, 257: height, 258: bits, 259: 1, 262: photometric, 277: 1}
     return tiff({**tags, 278: height}, [data], 273, 279)
 
 
 def tiled_tiff() -> tuple[bytes, np.ndarray]:
-    """Grey, 32 by 16 pixels in two tiles."""
+    """Gray, 32 by 16 pixels in two tiles."""
     pixels = GENERATOR.integers(0, 256, (16, 32), dtype=np.uint8)
     tags: dict[int, int | Sequence[int]] = {256: 32, 257: 16, 258: 8, 259: 1, 262: 1, 277: 1, 322: 16, 323: 16}
     return tiff(tags, [pixels[:, :16].tobytes(), pixels[:, 16:].tobytes()], 324, 325), pixels
 
 
 def palette() -> Image.Image:
-    picture = Image.fromarray(np.array([[0, 1, 2]], np.uint8), "P")
-    picture.putpalette([1, 2, 3, 200, 100, 50, 9, 8, 7])
-    return picture
+    image = Image.fromarray(np.array([[0, 1, 2]], np.uint8), "P")
+    image.putpalette([1, 2, 3, 200, 100, 50, 9, 8, 7])
+    return image
 
 
 def turned(orientation: int) -> bytes:
-    """A picture that the camera says to turn."""
+    """An image that the camera says to turn."""
     exif = Image.Exif()
     exif[0x0112] = orientation
     return encoded(NOISE, "PNG", exif=exif)
@@ -89,9 +90,9 @@ RGBA = np.array([[[255, 0, 0, 0], [255, 0, 0, 255], [0, 0, 0, 51]]], np.uint8)
 OVER_WHITE = [[[255, 255, 255], [255, 0, 0], [204, 204, 204]]]
 PALETTE = [[[1, 2, 3], [200, 100, 50], [9, 8, 7]]]
 ZOO: dict[str, tuple[bytes, Any]] = {
-    "grey.png": (encoded(GREY, "PNG"), GREY),
-    "grey_16_bit.png": (encoded(WIDE, "PNG"), NARROW),
-    "one_bit.png": (encoded(Image.fromarray(GREY > 99), "PNG"), (GREY > 99) * 255),
+    "gray.png": (encoded(GRAY, "PNG"), GRAY),
+    "gray_16_bit.png": (encoded(WIDE, "PNG"), NARROW),
+    "one_bit.png": (encoded(Image.fromarray(GRAY > 99), "PNG"), (GRAY > 99) * 255),
     "palette.png": (encoded(palette(), "PNG"), PALETTE),
     "palette_one_transparent.png": (encoded(palette(), "PNG", transparency=1), [[[1, 2, 3], [255] * 3, [9, 8, 7]]]),
     "palette_alpha.png": (
@@ -101,8 +102,8 @@ ZOO: dict[str, tuple[bytes, Any]] = {
     "rgb.png": (encoded(NOISE, "PNG"), NOISE),
     "rgb_one_transparent.png": (encoded(RED, "PNG", transparency=(255, 0, 0)), np.full((2, 3, 3), 255)),
     "rgba.png": (encoded(RGBA, "PNG"), OVER_WHITE),
-    "grey_alpha.png": (encoded(RGBA[..., 2:], "PNG"), [[[255] * 3, [0] * 3, [204] * 3]]),
-    "grey_one_transparent.png": (encoded(NARROW, "PNG", transparency=0), [[255, 1, 128, 255]]),
+    "gray_alpha.png": (encoded(RGBA[..., 2:], "PNG"), [[[255] * 3, [0] * 3, [204] * 3]]),
+    "gray_one_transparent.png": (encoded(NARROW, "PNG", transparency=0), [[255, 1, 128, 255]]),
     "animated.png": (encoded(RED, "PNG", save_all=True, append_images=[BLUE]), np.array(RED)),
     "animated.apng": (encoded(RED, "PNG", save_all=True, append_images=[BLUE]), np.array(RED)),
     "still.gif": (encoded(palette(), "GIF"), PALETTE),
@@ -111,14 +112,14 @@ ZOO: dict[str, tuple[bytes, Any]] = {
     "lossless.webp": (encoded(NOISE, "WEBP", lossless=True), NOISE),
     "alpha.webp": (encoded(RGBA, "WEBP", lossless=True, exact=True), OVER_WHITE),
     "animated.webp": (encoded(RED, "WEBP", save_all=True, append_images=[BLUE], lossless=True), np.array(RED)),
-    "grey.jpg": (encoded(Image.new("L", (9, 9), 77), "JPEG"), np.full((9, 9), 77)),
+    "gray.jpg": (encoded(Image.new("L", (9, 9), 77), "JPEG"), np.full((9, 9), 77)),
     "baseline.JPEG": (encoded(Image.new("RGB", (9, 9), (77,) * 3), "JPEG"), np.full((9, 9), 77)),
     "progressive.jfif": (encoded(Image.new("L", (9, 9), 77), "JPEG", progressive=True), np.full((9, 9), 77)),
     "adobe_cmyk.jpg": (
         encoded(Image.new("CMYK", (8, 8), (0, 255, 255, 0)), "JPEG", quality=100),
         np.full((8, 8, 3), (255, 0, 0)),
     ),
-    "two_pictures.jpg": (
+    "two_images.jpg": (
         encoded(RED.convert("L"), "MPO", save_all=True, append_images=[BLUE.convert("L")]),
         np.full((2, 3), 76),
     ),
@@ -135,25 +136,25 @@ ZOO: dict[str, tuple[bytes, Any]] = {
     "rgb_lzw.tif": (encoded(NOISE, "TIFF", compression="tiff_lzw"), NOISE),
     "rgba.tiff": (encoded(RGBA, "TIFF"), OVER_WHITE),
     "cmyk.tif": (encoded(Image.new("CMYK", (2, 2), (0, 255, 255, 0)), "TIFF"), np.full((2, 2, 3), (255, 0, 0))),
-    "grey_16_bit.tif": (encoded(WIDE, "TIFF"), NARROW),
-    "grey_16_bit_big_endian.tif": (encoded(WIDE.astype(">u2"), "TIFF"), NARROW),
-    "grey_16_bit_white_is_0.tif": (grey_tiff(4, 1, 16, WIDE.tobytes(), photometric=0), 255 - NARROW),
-    "grey_12_bit.tif": (grey_tiff(2, 1, 12, b"\xff\xf0\x00"), [[255, 0]]),
-    "grey_32_bit.tif": (encoded(np.array([[-1000, 0, 1000]], np.int32), "TIFF"), [[0, 128, 255]]),
+    "gray_16_bit.tif": (encoded(WIDE, "TIFF"), NARROW),
+    "gray_16_bit_big_endian.tif": (encoded(WIDE.astype(">u2"), "TIFF"), NARROW),
+    "gray_16_bit_white_is_0.tif": (gray_tiff(4, 1, 16, WIDE.tobytes(), photometric=0), 255 - NARROW),
+    "gray_12_bit.tif": (gray_tiff(2, 1, 12, b"\xff\xf0\x00"), [[255, 0]]),
+    "gray_32_bit.tif": (encoded(np.array([[-1000, 0, 1000]], np.int32), "TIFF"), [[0, 128, 255]]),
     "float_0_to_1.tif": (encoded(np.array([[0.2, 0.4, np.nan]], np.float32), "TIFF"), [[51, 102, 0]]),
     "float.tif": (encoded(np.array([[-1, 0, 1, np.inf]], np.float32), "TIFF"), [[0, 128, 255, 128]]),
     "float_of_one_value.tif": (encoded(np.full((2, 2), 7, np.float32), "TIFF"), np.zeros((2, 2))),
     "pages.tif": (encoded(RED, "TIFF", save_all=True, append_images=[BLUE]), np.array(RED)),
     "tiled.tif": tiled_tiff(),
     "rgb.bmp": (encoded(NOISE, "BMP"), NOISE),
-    "one_bit.bmp": (encoded(Image.fromarray(GREY > 99), "BMP"), (GREY > 99) * 255),
+    "one_bit.bmp": (encoded(Image.fromarray(GRAY > 99), "BMP"), (GRAY > 99) * 255),
     "palette.bmp": (encoded(palette(), "BMP"), PALETTE),
     "rgb.ppm": (encoded(NOISE, "PPM"), NOISE),
-    "grey.pgm": (encoded(GREY, "PPM"), GREY),
-    "grey_16_bit.pgm": (b"P5 4 1 65535\n" + WIDE.astype(">u2").tobytes(), NARROW),
-    "grey_10_bit.pgm": (b"P5 2 1 1023\n" + np.array([0, 1023], ">u2").tobytes(), [[0, 255]]),
+    "gray.pgm": (encoded(GRAY, "PPM"), GRAY),
+    "gray_16_bit.pgm": (b"P5 4 1 65535\n" + WIDE.astype(">u2").tobytes(), NARROW),
+    "gray_10_bit.pgm": (b"P5 2 1 1023\n" + np.array([0, 1023], ">u2").tobytes(), [[0, 255]]),
     "plain_text.pgm": (b"P2\n# made by hand\n2 1\n255\n7 9\n", [[7, 9]]),
-    "one_bit.pbm": (encoded(Image.fromarray(GREY > 99), "PPM"), (GREY > 99) * 255),
+    "one_bit.pbm": (encoded(Image.fromarray(GRAY > 99), "PPM"), (GRAY > 99) * 255),
     "png_by_another_name.jpg": (encoded(NOISE, "PNG"), NOISE),
     "one_pixel.png": (encoded(NOISE[:1, :1], "PNG"), NOISE[:1, :1]),
     "long.png": (encoded(Image.new("RGB", (5000, 3), (1, 2, 3)), "PNG"), np.full((3, 5000, 3), (1, 2, 3))),
@@ -183,21 +184,21 @@ def header(width: int, height: int) -> bytes:
     )
 
 
-NOT_A_PICTURE = "damaged, or no picture of the types BMP, GIF, JPEG, PNG, PPM, TIFF, WEBP"
+NOT_A_IMAGE = "damaged, or no image of the types BMP, GIF, JPEG, PNG, PPM, TIFF, WEBP"
 BROKEN = {
     "empty.png": (b"", "the file is empty"),
-    "page.jpg": (b"<!DOCTYPE html><html><body>404</body></html>", NOT_A_PICTURE),
-    "text.gif": (b"not a picture", NOT_A_PICTURE),
-    "zeros.bmp": (bytes(1000), NOT_A_PICTURE),
-    "document.png": (b"%PDF-1.7\n%\xe2\xe3\xcf\xd3\n", NOT_A_PICTURE),
-    "program_for_a_printer.jpg": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n", NOT_A_PICTURE),
-    "signature_alone.png": (b"\x89PNG\r\n\x1a\n", NOT_A_PICTURE),
+    "page.jpg": (b"<!DOCTYPE html><html><body>404</body></html>", NOT_A_IMAGE),
+    "text.gif": (b"not an image", NOT_A_IMAGE),
+    "zeros.bmp": (bytes(1000), NOT_A_IMAGE),
+    "document.png": (b"%PDF-1.7\n%\xe2\xe3\xcf\xd3\n", NOT_A_IMAGE),
+    "program_for_a_printer.jpg": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n", NOT_A_IMAGE),
+    "signature_alone.png": (b"\x89PNG\r\n\x1a\n", NOT_A_IMAGE),
     "header_alone.png": (header(9, 9), "image file is truncated"),
     "bomb.png": (header(30_000, 30_000), "decompression bomb"),
     "smaller_bomb.png": (header(10_000, 10_000), "decompression bomb: 10000 x 10000 pixels"),
     "float_rgb.tif": (
         tiff({256: 1, 257: 1, 258: [32] * 3, 259: 1, 262: 2, 277: 3, 339: [3] * 3}, [bytes(12)], 273, 279),
-        NOT_A_PICTURE,
+        NOT_A_IMAGE,
     ),
 }
 
@@ -206,7 +207,7 @@ BROKEN = {
 def test_broken_files_are_named_with_the_reason(tmp_path: Path, name: str) -> None:
     content, reason = BROKEN[name]
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(BrokenPicture) as error:
+    with pytest.raises(ImageDecodeError) as error:
         decode(tmp_path / name)
     assert str(error.value).startswith(f"'{tmp_path / name}': ") and reason in str(error.value)
 
@@ -215,7 +216,7 @@ def test_broken_files_are_named_with_the_reason(tmp_path: Path, name: str) -> No
 def test_cut_files_are_named(tmp_path: Path, name: str) -> None:
     content = ZOO[name][0]
     (tmp_path / name).write_bytes(content[: len(content) // 2])
-    with pytest.raises(BrokenPicture) as error:
+    with pytest.raises(ImageDecodeError) as error:
         decode(tmp_path / name)
     assert str(error.value).startswith(repr(str(tmp_path / name)))
 
@@ -230,11 +231,11 @@ def test_what_is_no_file_is_named(tmp_path: Path, kind: str) -> None:
     elif kind == "dangling":
         path.symlink_to(tmp_path / "nowhere.png")
     reason = "No such file" if kind in ("missing", "dangling") else "no file"
-    with pytest.raises(BrokenPicture, match=rf"x\.png': .*{reason}"):
+    with pytest.raises(ImageDecodeError, match=rf"x\.png': .*{reason}"):
         read_size(path)
 
 
-def test_resize_keeps_the_centre_square(tmp_path: Path) -> None:
+def test_resize_keeps_the_center_square(tmp_path: Path) -> None:
     wide = np.zeros((20, 60, 3), np.uint8)
     wide[:, 20:40] = 255
     Image.fromarray(wide).save(tmp_path / "x.png")
@@ -244,8 +245,8 @@ def test_resize_keeps_the_centre_square(tmp_path: Path) -> None:
 
 def test_error_from_a_worker_is_one_line() -> None:
     """PyTorch makes the error anew, with the worker's traceback for a message."""
-    error = BrokenPicture(
-        f"Caught BrokenPicture in worker.\nTraceback:\n  x\n{__name__}.BrokenPicture: 'a.png': empty\n"
+    error = ImageDecodeError(
+        f"Caught ImageDecodeError in worker.\nTraceback:\n  x\n{__name__}.ImageDecodeError: 'a.png': empty\n"
     )
     assert str(error) == "'a.png': empty"
 
@@ -256,7 +257,7 @@ MODES |= {"TIFF": ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "I;16", "I", "F",
 
 
 @st.composite
-def pictures(draw: st.DrawFn) -> tuple[bytes, tuple[int, int]]:
+def images(draw: st.DrawFn) -> tuple[bytes, tuple[int, int]]:
     """Contents of a whole file, and its width and height."""
     kind = draw(st.sampled_from(sorted(MODES)))
     mode = draw(st.sampled_from(MODES[kind]))
@@ -265,43 +266,43 @@ def pictures(draw: st.DrawFn) -> tuple[bytes, tuple[int, int]]:
     generator = np.random.default_rng(draw(st.integers(0, 99)))
     if mode in ("I;16", "I", "F"):
         values = generator.integers(0, 65536, (height, width))
-        picture = Image.fromarray(values.astype({"I;16": np.uint16, "I": np.int32, "F": np.float32}[mode]))
+        image = Image.fromarray(values.astype({"I;16": np.uint16, "I": np.int32, "F": np.float32}[mode]))
     else:
         depth = len(Image.new(mode, (1, 1)).getbands())
         bits = 8 * ((width + 7) // 8) * height // 8 if mode == "1" else width * height * depth
-        picture = Image.frombytes(mode, (width, height), generator.bytes(bits))
+        image = Image.frombytes(mode, (width, height), generator.bytes(bits))
     if mode == "P":
-        picture.putpalette(generator.bytes(768))
-    return encoded(picture, kind), (width, height)
+        image.putpalette(generator.bytes(768))
+    return encoded(image, kind), (width, height)
 
 
 def attempt(path: Path, size: int | None) -> torch.Tensor | str:
     """The pixels, or an error that begins with the path."""
     try:
         pixels = decode(path, size)
-    except BrokenPicture as error:
+    except ImageDecodeError as error:
         message = str(error)
         return message if message.startswith(f"{str(path)!r}: ") else pytest.fail(message)
     assert pixels.dtype == torch.uint8 and pixels.ndim == 3 and pixels.shape[0] == 3
     return pixels
 
 
-@given(picture=pictures(), size=st.sampled_from([None, 1, 32]), damage=st.floats(0, 1), flip=st.booleans())
+@given(image=images(), size=st.sampled_from([None, 1, 32]), damage=st.floats(0, 1), flip=st.booleans())
 @settings(
     max_examples=150, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 def test_whole_cut_and_damaged_files(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    picture: tuple[bytes, tuple[int, int]],
+    image: tuple[bytes, tuple[int, int]],
     size: int | None,
     damage: float,
     flip: bool,
 ) -> None:
-    """A picture of the right shape, or an error with the path; of a cut file the same pixels or an error."""
-    content, (width, height) = picture
+    """An image of the right shape, or an error with the path; of a cut file the same pixels or an error."""
+    content, (width, height) = image
     path = tmp_path / "x.png"
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100_000)  # so that a flipped bit makes no huge picture
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100_000)  # so that a flipped bit makes no huge image
     path.write_bytes(content)
     whole = attempt(path, size)
     if isinstance(whole, str):

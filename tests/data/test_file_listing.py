@@ -1,4 +1,4 @@
-"""Finding picture files in trees as they are, and trying many of them."""
+"""Finding image files in trees as they are, and trying many of them."""
 
 import logging
 import os
@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from vit_finetune.data import file_listing
-from vit_finetune.data.decode import BrokenPicture, read_size
-from vit_finetune.data.file_listing import find_pictures, list_classes, report, try_files
+from vit_finetune.data.decode import read_size
+from vit_finetune.data.file_listing import find_images, list_classes, report, try_files
+from vit_finetune.errors import ImageDecodeError
 
 
 def plant(root: Path, *names: str) -> None:
@@ -20,7 +21,7 @@ def plant(root: Path, *names: str) -> None:
 
 
 def found(root: Path) -> list[str]:
-    return [os.path.relpath(path, root) for path in find_pictures(root)]
+    return [os.path.relpath(path, root) for path in find_images(root)]
 
 
 @pytest.mark.parametrize(
@@ -67,7 +68,7 @@ def test_links_are_followed_but_never_in_circles(tmp_path: Path) -> None:
     assert found(tmp_path / "tree") == ["a/x.png", "a/elsewhere/z.png", "b/y.png"]
 
 
-def test_closed_folder_is_named_like_a_broken_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closed_folder_is_named_like_a_broken_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(tmp_path, "closed/x.png", "open/x.png")
     true_scandir = os.scandir
 
@@ -78,7 +79,7 @@ def test_closed_folder_is_named_like_a_broken_picture(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(os, "scandir", scandir)
     assert found(tmp_path) == ["open/x.png", "closed"]
-    with pytest.raises(BrokenPicture, match="closed': it is no file, or a folder that cannot be opened"):
+    with pytest.raises(ImageDecodeError, match="closed': it is no file, or a folder that cannot be opened"):
         read_size(tmp_path / "closed")
 
 
@@ -95,13 +96,13 @@ def test_few_files_are_waiting_at_a_time(monkeypatch: pytest.MonkeyPatch) -> Non
     def attempt(path: str) -> int:
         tried.append(path)
         if path == "1":
-            raise BrokenPicture("'1': broken")
+            raise ImageDecodeError("'1': broken")
         return int(path)
 
     results = try_files(attempt, [str(number) for number in range(10)], "tried")
     assert next(results) == 0 and len(tried) <= 4
     error = next(results)
-    assert str(error) == "'1': broken" and isinstance(error, BrokenPicture) and error.__traceback__ is None
+    assert str(error) == "'1': broken" and isinstance(error, ImageDecodeError) and error.__traceback__ is None
     assert list(results) == list(range(2, 10))
 
 

@@ -1,4 +1,4 @@
-"""Trees of pictures: layouts, class names, broken files, memory or workers."""
+"""Trees of images: layouts, class names, broken files, memory or workers."""
 
 import logging
 import shutil
@@ -10,14 +10,14 @@ import pytest
 import torch
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from tests.conftest import TINY, make_tree, only, picture
+from tests.conftest import TINY, image, make_tree, only
 from vit_finetune import ImageFolder, main
-from vit_finetune.data.datasets import MemoryPictures
-from vit_finetune.data.image_folder import FilePictures
+from vit_finetune.data.datasets import InMemoryDataset
+from vit_finetune.data.image_folder import ImageFileDataset
 
 
 def sizes(data: ImageFolder) -> dict[str, int]:
-    return {name: len(pictures) for name, pictures in data.sets.items()}
+    return {name: len(images) for name, images in data.datasets.items()}
 
 
 def test_three_trees(tree: Path) -> None:
@@ -26,8 +26,8 @@ def test_three_trees(tree: Path) -> None:
         data.setup(stage)
     assert sizes(data) == {"train": 18, "val": 9, "test": 9, "predict": 9}
     assert data.class_names == ["a", "b", "c"]
-    assert data.sets["val"].names == [str(tree / "val" / c / f"{i:02d}.png") for c in "abc" for i in range(3)]
-    assert data.sets["val"].labels.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    assert data.datasets["val"].names == [str(tree / "val" / c / f"{i:02d}.png") for c in "abc" for i in range(3)]
+    assert data.datasets["val"].labels.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
 
 
 def test_missing_val_is_cut_out_of_train(tmp_path: Path) -> None:
@@ -41,7 +41,7 @@ def test_missing_test_is_val_and_says_so(tmp_path: Path, caplog: pytest.LogCaptu
     data = ImageFolder(str(make_tree(tmp_path / "p", {"train": 2, "val": 3})))
     with caplog.at_level("INFO"):
         data.setup("test")
-    assert len(data.sets["test"]) == 9 and "has no folder test: these are the pictures of val" in caplog.text
+    assert len(data.datasets["test"]) == 9 and "has no folder test: these are the images of val" in caplog.text
 
 
 def test_train_alone_is_tested_on_what_was_held_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -51,7 +51,9 @@ def test_train_alone_is_tested_on_what_was_held_out(tmp_path: Path, caplog: pyte
     with caplog.at_level("INFO"):
         tested.setup("test")
     assert sizes(fitted) == {"train": 24, "val": 6}
-    assert tested.sets["test"].names == fitted.sets["val"].names and "these are the pictures of val" in caplog.text
+    assert (
+        tested.datasets["test"].names == fitted.datasets["val"].names and "these are the images of val" in caplog.text
+    )
 
 
 @pytest.mark.parametrize(
@@ -79,14 +81,14 @@ def test_one_tree_is_split_by_seed(tmp_path: Path) -> None:
     data.setup("fit")
     data.setup("test")
     assert sizes(data) == {"train": 36, "val": 12, "test": 12}
-    names = [set(pictures.names) for pictures in data.sets.values()]
+    names = [set(images.names) for images in data.datasets.values()]
     assert len(set.union(*names)) == 60 == sum(map(len, names))
     again = ImageFolder(str(tree), test_fraction=0.2, val_fraction=0.25)
     again.setup("fit")
     assert again.split_fingerprint == data.split_fingerprint
     everything = ImageFolder(str(tree), test_fraction=1.0)
     everything.setup("test")
-    assert len(everything.sets["test"]) == 60
+    assert len(everything.datasets["test"]) == 60
 
 
 def test_predict_takes_any_folder(tmp_path: Path) -> None:
@@ -94,33 +96,31 @@ def test_predict_takes_any_folder(tmp_path: Path) -> None:
     (flat / "deeper").mkdir(parents=True)
     generator = np.random.default_rng(0)
     for name in ("b.png", "a.JPG", "deeper/c.png"):
-        picture(0, generator).save(flat / name)
+        image(0, generator).save(flat / name)
     data = ImageFolder(str(flat))
     data.setup("predict")
-    assert [Path(name).name for name in data.sets["predict"].names] == ["a.JPG", "b.png", "c.png"]
-    assert data.sets["predict"].labels.tolist() == [-1] * 3
+    assert [Path(name).name for name in data.datasets["predict"].names] == ["a.JPG", "b.png", "c.png"]
+    assert data.datasets["predict"].labels.tolist() == [-1] * 3
 
 
 def test_hidden_and_foreign_files_are_left_out(tree: Path) -> None:
     hidden = tree / "train" / ".ipynb_checkpoints"
     shutil.copytree(tree / "train" / "a", hidden)
     (tree / "train" / "a" / "._01.png").write_bytes(b"")
-    (tree / "train" / "b" / "notes.txt").write_text("not a picture")
+    (tree / "train" / "b" / "notes.txt").write_text("not an image")
     (tree / "train" / "loose.png").write_bytes(b"")
     data = ImageFolder(str(tree))
     data.setup("fit")
-    assert data.class_names == ["a", "b", "c"] and len(data.sets["train"]) == 18
+    assert data.class_names == ["a", "b", "c"] and len(data.datasets["train"]) == 18
 
 
-@pytest.mark.parametrize("left", [None, "picture.heic"])
+@pytest.mark.parametrize("left", [None, "image.heic"])
 def test_empty_training_class_is_refused(tree: Path, left: str | None) -> None:
     for path in (tree / "train" / "b").iterdir():
         path.unlink()
     if left:
         (tree / "train" / "b" / left).write_bytes(b"x")
-    with pytest.raises(
-        MisconfigurationException, match=r"no pictures in the class folder b; accepted types are .*\.png"
-    ):
+    with pytest.raises(MisconfigurationException, match=r"no images in the class folder b; accepted types are .*\.png"):
         ImageFolder(str(tree)).setup("fit")
 
 
@@ -129,12 +129,12 @@ def test_class_missing_from_val_keeps_the_labels(tree: Path, caplog: pytest.LogC
     data = ImageFolder(str(tree))
     with caplog.at_level(logging.INFO):
         data.setup("fit")
-    assert caplog.messages == [f"{tree}, val: no pictures of b. The other classes keep their labels."]
-    assert data.sets["val"].labels.tolist() == [0, 0, 0, 2, 2, 2]
+    assert caplog.messages == [f"{tree}, val: no images of b. The other classes keep their labels."]
+    assert data.datasets["val"].labels.tolist() == [0, 0, 0, 2, 2, 2]
 
 
 def test_numbers_as_class_names_are_in_order(tmp_path: Path) -> None:
-    """Folders 1, 2 and 10: by value, and the picture of a folder has the label of its name."""
+    """Folders 1, 2 and 10: by value, and the image of a folder has the label of its name."""
     tree = make_tree(tmp_path / "p", {"train": 2, "val": 1})
     for split in ("train", "val"):
         for old, new in zip("abc", ("10", "2", "1"), strict=True):
@@ -142,13 +142,13 @@ def test_numbers_as_class_names_are_in_order(tmp_path: Path) -> None:
     data = ImageFolder(str(tree))
     data.setup("fit")
     assert data.class_names == ["1", "2", "10"]
-    train = data.sets["train"]
+    train = data.datasets["train"]
     assert [data.class_names[label] for label in train.labels] == [Path(name).parent.name for name in train.names]
 
 
 def test_no_class_folders_are_explained(tmp_path: Path, fails: Callable[..., str]) -> None:
     tree = make_tree(tmp_path / "p", {"": 1})
-    assert "has no class folders. Pictures lie in root/<class>/ or root/train/<class>/" in fails(
+    assert "has no class folders. Images lie in root/<class>/ or root/train/<class>/" in fails(
         "fit", *TINY, "--data=ImageFolder", f"--data.root={tree / 'a'}"
     )
 
@@ -166,7 +166,7 @@ def test_later_trees_are_read_with_the_checkpoints_classes(
     main(["fit", *folder_args, "--trainer.max_epochs=8", "--model.lr=0.01"])
     options = [f"--ckpt_path={only(tmp_path / 'runs', 'best-*.ckpt')}", "--trainer.accelerator=cpu"]
     later = tmp_path / "later"
-    shutil.copytree(tmp_path / "pictures" / "test", later)
+    shutil.copytree(tmp_path / "images" / "test", later)
     shutil.rmtree(later / "b")
     capsys.readouterr()
     main(["test", *options, f"--data.root={later}", "--data.test_fraction=1"])
@@ -176,27 +176,27 @@ def test_later_trees_are_read_with_the_checkpoints_classes(
 
 
 def spoil(folder: Path) -> None:
-    """Adds an empty file, a page by the name of a picture, and a picture whose header is whole and the rest cut off."""
+    """Adds an empty file, a page by the name of an image, and an image whose header is whole and the rest cut off."""
     (folder / "empty.png").write_bytes(b"")
     (folder / "page.jpg").write_text("<html>")
-    picture(0, np.random.default_rng(0), side=200).save(folder / "cut.jpg")
+    image(0, np.random.default_rng(0), side=200).save(folder / "cut.jpg")
     (folder / "cut.jpg").write_bytes((folder / "cut.jpg").read_bytes()[:2000])
 
 
 def test_broken_files_are_named_all_at_once(tree: Path, fails: Callable[..., str]) -> None:
     spoil(tree / "train" / "a")
     message = fails("fit", *TINY, "--data=ImageFolder", f"--data.root={tree}")
-    assert "3 pictures cannot be read" in message and "--data.skip_broken true" in message
+    assert "3 images cannot be read" in message and "--data.skip_broken true" in message
     lines = [line.rsplit("/", 1)[1] for line in message.splitlines()[1:]]
     assert lines[0].startswith("cut.jpg': image file is truncated") and lines[1] == "empty.png': the file is empty"
-    assert lines[2].startswith("page.jpg': it is damaged, or no picture") and len(lines) == 3
+    assert lines[2].startswith("page.jpg': it is damaged, or no image") and len(lines) == 3
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_file_that_breaks_in_training_is_named_in_a_line(
     folder_args: list[str], tree: Path, workers: int, fails: Callable[..., str]
 ) -> None:
-    """Only the header is read before the start if the pictures do not fit into memory."""
+    """Only the header is read before the start if the images do not fit into memory."""
     spoil(tree / "train" / "a")
     for name in ("empty.png", "page.jpg"):
         (tree / "train" / "a" / name).unlink()
@@ -213,7 +213,7 @@ def test_broken_files_are_skipped_and_listed(
     options = [f"--data.cache_gb={cache_gb}", "--data.skip_broken=true", "--data.num_workers=0"]
     main(["fit", *folder_args, *options, "--trainer.limit_train_batches=1"])
     said = next(str(w.message) for w in recwarn if "cannot be read" in str(w.message))
-    assert "3 pictures cannot be read and are left out" in said and f"{tree}/train/a/cut.jpg" in said
+    assert "3 images cannot be read and are left out" in said and f"{tree}/train/a/cut.jpg" in said
     lines = only(tmp_path / "runs", "skipped-fit.txt").read_text(encoding="utf-8").splitlines()
     assert [Path(line.split("'")[1]).name for line in lines] == ["cut.jpg", "empty.png", "page.jpg"]
 
@@ -224,19 +224,19 @@ def test_nothing_left_after_skipping_is_refused(tree: Path, split: str, stage: s
         if split == "val" or path.parent.name == "b":
             path.write_bytes(b"")
     names = "a, b, c" if split == "val" else "b"
-    with pytest.raises(MisconfigurationException, match=f"No picture of these classes in {split} can be read: {names}"):
+    with pytest.raises(MisconfigurationException, match=f"No image of these classes in {split} can be read: {names}"):
         ImageFolder(str(tree), skip_broken=True).setup(stage)
 
 
 @pytest.mark.parametrize("cache_gb", [2.0, 0.0])
 def test_size_rule_in_memory_and_from_files(tmp_path: Path, cache_gb: float) -> None:
-    kind = MemoryPictures if cache_gb else FilePictures
+    kind = InMemoryDataset if cache_gb else ImageFileDataset
     small = ImageFolder(str(make_tree(tmp_path / "small", {"train": 2, "val": 1}, side=40)), cache_gb=cache_gb)
     small.setup("fit")
     batch = next(iter(small.val_dataloader()))
-    assert isinstance(small.sets["val"], kind) and batch["image"].shape == (3, 3, 40, 40)
+    assert isinstance(small.datasets["val"], kind) and batch["image"].shape == (3, 3, 40, 40)
     mixed = make_tree(tmp_path / "mixed", {"train": 2, "val": 1}, side=300)
-    picture(0, np.random.default_rng(0), side=500).resize((500, 320)).save(mixed / "val" / "a" / "wide.png")
+    image(0, np.random.default_rng(0), side=500).resize((500, 320)).save(mixed / "val" / "a" / "wide.png")
     large = ImageFolder(str(mixed), cache_gb=cache_gb)
     large.setup("fit")
     assert next(iter(large.val_dataloader()))["image"].shape == (4, 3, 224, 224)

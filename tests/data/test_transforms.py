@@ -1,4 +1,4 @@
-"""Per-picture draws, exact pixels."""
+"""Per-image draws, exact pixels."""
 
 from argparse import Namespace
 from collections.abc import Callable
@@ -9,57 +9,57 @@ import torch
 
 from tests.conftest import scalars
 from vit_finetune import ImageFolder, main
-from vit_finetune.data.transforms import each_picture, mix, shift_and_flip
+from vit_finetune.data.transforms import mix, per_image_transform, random_shift_flip
 
 
 def test_nothing_to_do_changes_nothing() -> None:
     images = torch.randint(0, 256, (5, 3, 8, 6), dtype=torch.uint8)
-    assert torch.equal(shift_and_flip(images, 0.0, flip=False), images)
+    assert torch.equal(random_shift_flip(images, 0.0, flip=False), images)
 
 
-def test_each_picture_draws_for_itself() -> None:
+def test_each_image_draws_for_itself() -> None:
     torch.manual_seed(0)
     image = torch.arange(64, dtype=torch.uint8).view(1, 1, 8, 8).expand(200, 3, 8, 8)
-    out = shift_and_flip(image, 0.25, flip=True)
+    out = random_shift_flip(image, 0.25, flip=True)
     assert out.shape == image.shape and out.dtype == torch.uint8
     # Two pixels each way in both directions, mirrored or not: 5 * 5 * 2 variants.
-    assert 40 <= len({tuple(picture.flatten().tolist()) for picture in out}) <= 50
+    assert 40 <= len({tuple(item.flatten().tolist()) for item in out}) <= 50
 
 
 def test_flip_mirrors_and_reflection_fills() -> None:
     row = torch.arange(8, dtype=torch.uint8).view(1, 1, 1, 8).expand(500, 1, 8, 8)
     torch.manual_seed(0)
-    seen = {tuple(picture[0, 0].tolist()) for picture in shift_and_flip(row, 0.125, flip=True)}
+    seen = {tuple(image[0, 0].tolist()) for image in random_shift_flip(row, 0.125, flip=True)}
     moved = [(0, 1, 2, 3, 4, 5, 6, 7), (1, 2, 3, 4, 5, 6, 7, 6), (1, 0, 1, 2, 3, 4, 5, 6)]
-    assert seen == set(moved) | {picture[::-1] for picture in moved}
+    assert seen == set(moved) | {image[::-1] for image in moved}
 
 
-def test_same_seed_same_pictures() -> None:
+def test_same_seed_same_images() -> None:
     images = torch.randint(0, 256, (4, 3, 8, 8), dtype=torch.uint8)
     results = []
     for seed in (1, 1, 2):
         torch.manual_seed(seed)
-        results.append(shift_and_flip(images, 0.5, flip=True))
+        results.append(random_shift_flip(images, 0.5, flip=True))
     assert torch.equal(results[0], results[1]) and not torch.equal(results[0], results[2])
 
 
 @pytest.mark.parametrize("auto_augment", ["trivial", "rand"])
-def test_policies_draw_for_each_picture(auto_augment: str) -> None:
+def test_policies_draw_for_each_image(auto_augment: str) -> None:
     torch.manual_seed(0)
     image = torch.randint(0, 256, (1, 3, 16, 16), dtype=torch.uint8).expand(100, 3, 16, 16)
-    augment = each_picture(auto_augment, 0.0)
+    augment = per_image_transform(auto_augment, 0.0)
     assert augment is not None
     out = augment(image)
     assert out.shape == image.shape and out.dtype == torch.uint8
-    assert len({picture.numpy().tobytes() for picture in out}) > 30
+    assert len({item.numpy().tobytes() for item in out}) > 30
     torch.manual_seed(0)
     torch.randint(0, 256, (1, 3, 16, 16), dtype=torch.uint8)
     assert torch.equal(augment(image), out)
 
 
-def test_erasing_makes_one_grey_rectangle_of_the_stated_area() -> None:
+def test_erasing_makes_one_gray_rectangle_of_the_stated_area() -> None:
     torch.manual_seed(0)
-    erase = each_picture(None, 0.5)
+    erase = per_image_transform(None, 0.5)
     assert erase is not None
     erased = erase(torch.zeros(400, 3, 32, 32, dtype=torch.uint8))[:, 0] == 128
     areas = erased.flatten(1).float().mean(1)
@@ -71,10 +71,10 @@ def test_erasing_makes_one_grey_rectangle_of_the_stated_area() -> None:
 
 
 def test_nothing_asked_for_is_nothing() -> None:
-    assert each_picture(None, 0.0) is None
+    assert per_image_transform(None, 0.0) is None
 
 
-def test_mixup_blends_pictures_and_targets_in_the_same_share() -> None:
+def test_mixup_blends_images_and_targets_in_the_same_share() -> None:
     torch.manual_seed(0)
     images = torch.tensor([0, 100, 200], dtype=torch.uint8)[:, None, None, None].expand(3, 3, 4, 4)
     mixed, targets = mix(images, torch.tensor([0, 1, 2]), 1.0, 0.0, 3)
@@ -82,7 +82,7 @@ def test_mixup_blends_pictures_and_targets_in_the_same_share() -> None:
     assert torch.allclose(targets.sum(1), torch.ones(3))
     share = targets[0, 0]
     assert 0 < share < 1 and targets.diagonal().tolist() == [share] * 3
-    assert targets[1, 0] == targets[2, 1] == targets[0, 2] == 1 - share  # each with the picture before it
+    assert targets[1, 0] == targets[2, 1] == targets[0, 2] == 1 - share  # each with the image before it
     expected = torch.tensor([0 * share + 200 * (1 - share), 100 * share, 200 * share + 100 * (1 - share)])
     assert torch.allclose(mixed[:, 0, 0, 0].float(), expected.round())
 
@@ -109,7 +109,7 @@ def test_both_are_drawn_batch_by_batch() -> None:
     assert 30 < sum(kinds) < 70
 
 
-def test_training_on_mixed_pictures(folder_args: list[str], tmp_path: Path) -> None:
+def test_training_on_mixed_images(folder_args: list[str], tmp_path: Path) -> None:
     """Loss against soft targets, label smoothed; accuracy against the class with the larger share."""
     options = ["--data.mixup=0.2", "--data.cutmix=1", "--data.auto_augment=rand", "--data.erase=1"]
     main(["fit", *folder_args, *options, "--model.label_smoothing=0.1", "--trainer.precision=bf16-mixed"])
@@ -122,7 +122,7 @@ def test_mixed_batch_keeps_the_contract(tree: Path) -> None:
     data.setup("fit")
     trainer = Namespace(training=True, fit_loop=Namespace(total_batch_idx=4), distributed_sampler_kwargs=None)
     data.trainer = trainer  # type: ignore[assignment]
-    batches = [data.on_after_batch_transfer(data.sets["train"].__getitems__([0, 7, 13]), 0) for _ in range(2)]
+    batches = [data.on_after_batch_transfer(data.datasets["train"].__getitems__([0, 7, 13]), 0) for _ in range(2)]
     for key in ("image", "label", "target", "index"):
         assert torch.equal(batches[0][key], batches[1][key])  # the same place in the run, the same draws
     assert batches[0]["image"].dtype == torch.uint8 and batches[0]["label"].dtype == torch.int64

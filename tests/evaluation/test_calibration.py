@@ -30,7 +30,7 @@ def test_least_cross_entropy() -> None:
     assert min(losses, key=losses.__getitem__) == found
 
 
-def test_separable_pictures_stop_at_the_bound() -> None:
+def test_separable_images_stop_at_the_bound() -> None:
     labels = torch.arange(3)
     assert fit_temperature(10 * F.one_hot(labels).float(), labels) == pytest.approx(0.25)
     assert fit_temperature(10 * F.one_hot((labels + 1) % 3).float(), labels) == pytest.approx(4)

@@ -8,7 +8,7 @@ import torch
 from torch.utils.tensorboard import SummaryWriter
 
 from vit_finetune.evaluation.calibration import reliability_bins
-from vit_finetune.evaluation.plots import confusion_figure, picture_grid, reliability_figure
+from vit_finetune.evaluation.plots import confusion_figure, image_grid, reliability_figure
 from vit_finetune.formatting import one_line
 
 ODD = ["猫", "b\udcff", "$x$ and $y$", "line\nbreak", "Ünïcode", "long " * 40]
@@ -18,7 +18,7 @@ ODD = ["猫", "b\udcff", "$x$ and $y$", "line\nbreak", "Ünïcode", "long " * 40
 def test_confusion_is_drawn_by_share_of_the_true_class(classes: int, tmp_path: Path) -> None:
     matrix = 3 * torch.eye(classes, dtype=torch.long)
     matrix[0, 1] = 1
-    matrix[1] = 0  # a class without pictures
+    matrix[1] = 0  # a class without images
     names = [ODD[i % len(ODD)] + str(i) for i in range(classes)]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -37,7 +37,7 @@ def test_confusion_is_drawn_by_share_of_the_true_class(classes: int, tmp_path: P
 
 def test_reliability_shows_filled_bins_only(tmp_path: Path) -> None:
     bins = reliability_bins(torch.tensor([0.61, 0.65, 1.0, 0.0]), torch.tensor([True, False, True, False]), bins=10)
-    assert bins.pictures.tolist() == [1, 0, 0, 0, 0, 0, 2, 0, 0, 1]
+    assert bins.images.tolist() == [1, 0, 0, 0, 0, 0, 2, 0, 0, 1]
     assert bins.accuracy[[0, 6, 9]].tolist() == [0, 0.5, 1]
     figure = reliability_figure({"as trained": bins, "temperature 1.50": bins})
     figure.savefig(tmp_path / "reliability.png")
@@ -52,10 +52,10 @@ def test_grid_of_any_sizes_and_captions(tmp_path: Path) -> None:
     ]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        figure = picture_grid(images, [f"{one_line(name)}\nsecond line" for name in ODD], columns=4, title="odd 猫")
+        figure = image_grid(images, [f"{one_line(name)}\nsecond line" for name in ODD], columns=4, title="odd 猫")
         SummaryWriter(str(tmp_path)).add_figure("grid", figure)
         figure.savefig(tmp_path / "grid.png")
     assert len(figure.axes[0].images) == len(figure.axes[0].texts) == 6
     assert figure.axes[0].texts[0].get_text() == "\\u732b\nsecond line"
-    with pytest.raises(ValueError, match="at least one picture"):
-        picture_grid([], [])
+    with pytest.raises(ValueError, match="at least one image"):
+        image_grid([], [])

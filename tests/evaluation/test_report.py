@@ -16,7 +16,7 @@ from vit_finetune.evaluation.report import Report
 from vit_finetune.evaluation.report_writer import markdown, terminal
 
 NAMES = ["ant", "b|ee", "cat_*", "gone"]
-# Six pictures: three ants (one taken for a bee), two bees (one taken for an ant), a cat taken for a bee.
+# Six images: three ants (one taken for a bee), two bees (one taken for an ant), a cat taken for a bee.
 LABELS = torch.tensor([0, 0, 0, 1, 1, 2])
 PREDICTED = torch.tensor([0, 0, 1, 1, 0, 1])
 SURE = torch.tensor([2.0, 2.0, 3.0, 2.0, 1.0, 4.0])
@@ -30,7 +30,7 @@ def small_report(temperature: float = 2.0) -> Report:
 
 def test_figures_by_hand() -> None:
     report = small_report()
-    assert report.pictures == 6 and report.top1.value == 0.5 and report.top5 is None
+    assert report.images == 6 and report.top1.value == 0.5 and report.top5 is None
     # Wilson (1927) for 3 of 6, z = 1.96: (0.5 + z^2/12 -+ z sqrt(0.25/6 + z^2/144)) / (1 + z^2/6)
     assert (report.top1.low, report.top1.high) == pytest.approx((0.18761, 0.81239), abs=1e-5)
     assert report.confusion.tolist() == [[2, 1, 0, 0], [1, 1, 0, 0], [0, 1, 0, 0], [0, 0, 0, 0]]
@@ -70,8 +70,8 @@ def test_calibration_error_is_that_of_its_diagram(temperature: float) -> None:
                 gap = confidence[inside].mean() - (predicted == labels)[inside].float().mean()
                 expected += float(gap.abs() * inside.sum() / 500)
         assert trust.ece == pytest.approx(expected, abs=1e-6)
-        filled = trust.bins.pictures > 0
-        gaps = (trust.bins.confidence - trust.bins.accuracy).abs() * trust.bins.pictures / 500
+        filled = trust.bins.images > 0
+        gaps = (trust.bins.confidence - trust.bins.accuracy).abs() * trust.bins.images / 500
         assert float(gaps[filled].sum()) == pytest.approx(expected, abs=1e-6)
     assert report.top5 is not None
     hits = (logits.bfloat16().topk(5).indices == labels[:, None]).any(1)
@@ -95,13 +95,13 @@ def test_terminal_shows_the_worst_of_many_classes() -> None:
     logits = F.one_hot(labels, 100).float()
     logits[7] = logits[8]
     lines = terminal(Report.from_logits(logits, labels, [f"class {i}" for i in range(100)])).splitlines()
-    assert lines[0].startswith("test/acc ") and "0.9900" in lines[0] and "100 pictures" in lines[0]
+    assert lines[0].startswith("test/acc ") and "0.9900" in lines[0] and "100 images" in lines[0]
     assert lines[-1] == "the 20 of 100 classes with the lowest F1" and len(lines) < 30
     assert [line.split()[1] for line in lines[6:8]] == ["7", "8"]
 
 
-def test_no_pictures_and_no_mistakes(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="at least one picture"):
+def test_no_images_and_no_mistakes(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="at least one image"):
         Report.from_logits(torch.zeros(0, 2), torch.zeros(0).long(), ["a", "b"])
     report = Report.from_logits(torch.eye(2), torch.arange(2), ["a", "b"])
     report.save(tmp_path / "new")
@@ -117,7 +117,7 @@ def test_no_pictures_and_no_mistakes(tmp_path: Path) -> None:
 def test_command_saves_a_report_and_keeps_older_ones(
     folder_args: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of nine test pictures those in folder b are green and red; class c is missing."""
+    """Of nine test images those in folder b are green and red; class c is missing."""
     main(["fit", *folder_args, "--trainer.max_epochs=8", "--model.lr=0.01"])
     tree = make_tree(tmp_path / "later", {"test": 3})
     shutil.rmtree(tree / "test" / "c")
@@ -128,7 +128,7 @@ def test_command_saves_a_report_and_keeps_older_ones(
     main(command)
     out = capsys.readouterr().out
     row = next(line for line in out.splitlines() if "test/acc" in line)
-    assert "0.8333" in row and "6 pictures" in row and "runs/imagefolder/version_0/test-report" in out
+    assert "0.8333" in row and "6 images" in row and "runs/imagefolder/version_0/test-report" in out
     folder = run / "test-report"
     files = ["confusion.png", "mistakes.png", "reliability.png", "report.json", "report.md"]
     assert sorted(path.name for path in folder.iterdir()) == files

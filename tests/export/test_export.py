@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tests.conftest import CPU, REPOSITORY, TINY_KWARGS, make_tree, only, picture
+from tests.conftest import CPU, REPOSITORY, TINY_KWARGS, image, make_tree, only
 from vit_finetune import ViTClassifier, main
 from vit_finetune.export import export, formats, model_card, verify
 
@@ -23,8 +23,8 @@ KWARGS = TINY_KWARGS | {"class_token": False, "global_pool": "avg", "proj_drop_r
 
 
 def train(folder: Path, *more: str) -> Path:
-    """Trains a network on 24-pixel pictures, which it sees at 32; returns the best checkpoint."""
-    tree = folder / "pictures"
+    """Trains a network on 24-pixel images, which it sees at 32; returns the best checkpoint."""
+    tree = folder / "images"
     if not tree.exists():
         make_tree(tree, {"train": 6, "val": 3}, side=24)
     model = ["--model.name=vit_tiny_patch16_224", "--model.pretrained=false", "--model.img_size=32"]
@@ -70,9 +70,9 @@ def read_onnx(folder: Path) -> tuple[Callable[[Tensor], Any], list[str]]:
 
 
 def read_torch_export(folder: Path) -> tuple[Callable[[Tensor], Any], list[str]]:
-    extra = {"contract.json": ""}
+    extra = {"metadata.json": ""}
     program = torch.export.load(folder / "model.pt2", extra_files=extra).module()
-    return lambda images: program(images).detach().numpy(), json.loads(extra["contract.json"])["class_names"]
+    return lambda images: program(images).detach().numpy(), json.loads(extra["metadata.json"])["class_names"]
 
 
 def read_timm(folder: Path) -> tuple[Callable[[Tensor], Any], list[str]]:
@@ -117,7 +117,7 @@ def test_usage_on_the_card_runs_without_this_project(
 ) -> None:
     need(name)
     folder = exported(name)
-    picture(1, np.random.default_rng(3), 24).save(folder / "picture.png")
+    image(1, np.random.default_rng(3), 24).save(folder / "image.png")
     code = re.search(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL)
     assert code is not None
     script = "import sys; sys.modules['vit_finetune'] = None\n" + code.group(1)
@@ -125,11 +125,11 @@ def test_usage_on_the_card_runs_without_this_project(
     assert done.returncode == 0, done.stderr
     label, probability = done.stdout.split()
     model = ViTClassifier.load_from_checkpoint(best, map_location="cpu").eval()
-    pixels = torch.from_numpy(np.array(picture(1, np.random.default_rng(3), 24)).transpose(2, 0, 1))[None]
+    pixels = torch.from_numpy(np.array(image(1, np.random.default_rng(3), 24)).transpose(2, 0, 1))[None]
     with torch.no_grad():
         expected = model.probabilities(model(pixels))[0]
     assert label == "abc"[int(expected.argmax())]
-    # timm's transform rounds the resized picture to 8 bits.
+    # timm's transform rounds the resized image to 8 bits.
     assert float(probability) == pytest.approx(float(expected.max()), abs=5e-3 if name == "timm" else 1e-4)
 
 
@@ -148,10 +148,10 @@ def test_folder_and_card(best: Path, exported: Callable[[str], Path]) -> None:
         "| a | 6 | 3 |",
         "| **all 3** | 18 | 9 |",
         f"`{stored['split_fingerprint']}`",
-        "5 optimiser steps",
+        "5 optimizer steps",
         "in precision 32-true",
         "`drop_path: 0.1`, `img_size: 32`, `lr: 0.001`, `name: vit_tiny_patch16_224`, `pretrained: False`",
-        "On 9 validation pictures",
+        "On 9 validation images",
         f"temperature {stored['temperature']:.4g}",
         "Trained from scratch",
     ):
@@ -164,10 +164,10 @@ def test_card_names_the_precision_of_a_plugin(tmp_path: Path) -> None:
     assert "in precision 16-mixed" in (tmp_path / "card" / "README.md").read_text()
 
 
-def test_broken_pictures_are_not_listed_where_the_user_stands(tmp_path: Path) -> None:
+def test_broken_images_are_not_listed_where_the_user_stands(tmp_path: Path) -> None:
     best = train(tmp_path, "--data.skip_broken=true")
     (tmp_path / "skipped-validate.txt").write_text("mine")
-    (tmp_path / "pictures" / "val" / "a" / "broken.png").write_bytes(b"")
+    (tmp_path / "images" / "val" / "a" / "broken.png").write_bytes(b"")
     main(["export", f"--ckpt_path={best}", "--format=timm", "--output=card"])
     assert (tmp_path / "skipped-validate.txt").read_text() == "mine"
 
@@ -184,7 +184,7 @@ def test_half_precision_and_compiled_runs_are_exported_in_float32(
     report = best.parent.parent / "test-report" / "report.json"
     report.parent.mkdir()
     about = {"checkpoint": str(best), "data": "ImageFolder, photos", "precision": "bf16-true"}
-    report.write_text(json.dumps({"pictures": 7, "top1": {"value": 6 / 7, "low": 0.5, "high": 0.9}, "about": about}))
+    report.write_text(json.dumps({"images": 7, "top1": {"value": 6 / 7, "low": 0.5, "high": 0.9}, "about": about}))
     main(["export", f"--ckpt_path={best}", "--format=timm", "--output=out/mine"])
     printed = capsys.readouterr().out
     accuracy = re.findall(r"^(checkpoint|file) +val/acc ([\d.]+)", printed, re.MULTILINE)
@@ -193,7 +193,7 @@ def test_half_precision_and_compiled_runs_are_exported_in_float32(
     assert Path("out/mine/model.safetensors").is_file() and not list(best.parent.parent.glob("export"))
     text = Path("out/mine/README.md").read_text()
     assert "in precision bf16-true" in text
-    assert "On 7 test pictures (ImageFolder, photos, bf16-true): top-1 accuracy 0.8571" in text
+    assert "On 7 test images (ImageFolder, photos, bf16-true): top-1 accuracy 0.8571" in text
 
 
 def refused(capsys: pytest.CaptureFixture[str], *args: str) -> str:
@@ -218,8 +218,8 @@ def test_other_temperature_in_the_file_is_refused(
 def test_other_classes_in_the_graph_are_refused(
     best: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    honest = formats.Answer.forward
-    monkeypatch.setattr(formats.Answer, "forward", lambda self, images: honest(self, images).roll(1, -1))
+    honest = formats.ExportWrapper.forward
+    monkeypatch.setattr(formats.ExportWrapper, "forward", lambda self, images: honest(self, images).roll(1, -1))
     assert "top-1 equal on 0 of 9" in refused(capsys, f"--ckpt_path={best}", "--format=torch_export")
 
 
@@ -228,7 +228,7 @@ def test_limit(change: float, holds: bool) -> None:
     probabilities = torch.tensor([[0.2, 0.8], [0.6, 0.4]])
     batch = {"image": torch.zeros(2, 3, 1, 1)}
     found = verify.compare(probabilities, torch.tensor([1, 1]), lambda _: probabilities + change, [batch])
-    assert found.holds is holds and found.pictures == 2 and found.accuracy == 0.5
+    assert found.holds is holds and found.images == 2 and found.accuracy == 0.5
 
 
 def test_nothing_is_overwritten(best: Path, exported: Callable[[str], Path], fails: Callable[..., str]) -> None:
@@ -251,13 +251,13 @@ def test_package_is_missing(best: Path, monkeypatch: pytest.MonkeyPatch, fails: 
     assert "--format onnx needs onnx>=1.18, onnxruntime>=1.20: pip install 'vit_finetune[export]'" in message
 
 
-def test_pictures_are_elsewhere(best: Path, fails: Callable[..., str], tmp_path: Path) -> None:
+def test_images_are_elsewhere(best: Path, fails: Callable[..., str], tmp_path: Path) -> None:
     options = ["export", f"--ckpt_path={best}", "--format=timm", "--output=out"]
     message = fails(*options, "--data.root=nowhere")
     assert "--data.root nowhere is not a folder" in message and "compares the file with the checkpoint" in message
     moved = make_tree(tmp_path / "moved", {"train": 1, "val": 2}, side=24)
     main([*options, f"--data.root={moved}"])
-    assert "On 6 validation pictures" in Path("out/README.md").read_text()
+    assert "On 6 validation images" in Path("out/README.md").read_text()
 
 
 def test_needs_a_checkpoint(fails: Callable[..., str]) -> None:
@@ -266,9 +266,7 @@ def test_needs_a_checkpoint(fails: Callable[..., str]) -> None:
 
 def speed_rows(best: Path, capsys: pytest.CaptureFixture[str]) -> list[tuple[str, str]]:
     main(["export", f"--ckpt_path={best}", "--format=timm", "--output=out", "--benchmark=true", "--batch_sizes=[1,30]"])
-    row = (
-        r"^batch (\d+) +(\w+) +[\d.]+ \([\d.]+ to [\d.]+\) +pictures/s  p50 [\d.]+  p95 [\d.]+  p99 [\d.]+ ms  4 calls$"
-    )
+    row = r"^batch (\d+) +(\w+) +[\d.]+ \([\d.]+ to [\d.]+\) +images/s  p50 [\d.]+  p95 [\d.]+  p99 [\d.]+ ms  4 calls$"
     printed = re.findall(row, capsys.readouterr().out, re.MULTILINE)
     assert printed == re.findall(row, Path("out/README.md").read_text(), re.MULTILINE)
     return printed

@@ -19,8 +19,8 @@ CONFIGS = REPOSITORY / "configs"
 
 @pytest.fixture
 def options(tmp_path: Path) -> list[str]:
-    """The tiny model on generated pictures, twenty-one steps on the GPU."""
-    tree = make_tree(tmp_path / "pictures", {"train": 54, "val": 6}, side=32)
+    """The tiny model on generated images, twenty-one steps on the GPU."""
+    tree = make_tree(tmp_path / "images", {"train": 54, "val": 6}, side=32)
     model = ["--model.name=vit_tiny_patch16_224", "--model.pretrained=false", "--model.img_size=32"]
     model += [f"--model.timm_kwargs={TINY_KWARGS}", "--model.lr=1e-3"]
     data = ["--data=ImageFolder", f"--data.root={tree}", "--data.batch_size=8"]
@@ -90,7 +90,7 @@ def test_mfu_is_logged_for_a_known_device(options: list[str], tmp_path: Path) ->
     assert not known or all(0 < value < 1 for _, value in values or [])
 
 
-def test_no_synchronisation_in_steady_state(options: list[str]) -> None:
+def test_no_synchronization_in_steady_state(options: list[str]) -> None:
     """Steps between two logging intervals never wait for the device: PyTorch raises where one does."""
     steady = ["--trainer.log_every_n_steps=1000", "--trainer.limit_val_batches=0", "--trainer.num_sanity_val_steps=0"]
     try:
@@ -100,7 +100,7 @@ def test_no_synchronisation_in_steady_state(options: list[str]) -> None:
 
 
 class RefuseSync(Callback):
-    """Forbids synchronisation from the third to the fifteenth step."""
+    """Forbids synchronization from the third to the fifteenth step."""
 
     def on_train_batch_start(self, trainer: object, module: object, batch: object, batch_idx: int) -> None:
         torch.cuda.set_sync_debug_mode("error" if 3 <= batch_idx <= 15 else "default")

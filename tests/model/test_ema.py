@@ -34,14 +34,14 @@ class StopAfterOne(Callback):
 
 @pytest.fixture
 def data(tmp_path: Path) -> list[str]:
-    """18 training pictures: five batches of four."""
-    tree = make_tree(tmp_path / "pictures", {"train": 6, "val": 2, "test": 1}, side=32)
+    """18 training images: five batches of four."""
+    tree = make_tree(tmp_path / "images", {"train": 6, "val": 2, "test": 1}, side=32)
     return ["--data=ImageFolder", f"--data.root={tree}"]
 
 
 @pytest.mark.parametrize("precision", ["32-true", "bf16-true"])
 def test_average_is_what_is_validated_and_kept(data: list[str], tmp_path: Path, precision: str) -> None:
-    """Equal to a hand count over the recorded weights, three optimiser steps in five batches."""
+    """Equal to a hand count over the recorded weights, three optimizer steps in five batches."""
     options = [*TINY, *data, "--model.lr=0.01", "--model.ema=0.2", "--trainer.accumulate_grad_batches=2"]
     main(["fit", *options, f"--trainer.precision={precision}", "--trainer.callbacks+=tests.test_average.Record"])
     average = SEEN[0].float()

@@ -3,15 +3,15 @@
 import pytest
 import torch
 
-from vit_finetune.model.gradients import clip_norm, fp16_shares, total_norm
+from vit_finetune.model.gradients import clip_norm, fp16_underflow_stats, total_norm
 
 
 def values() -> torch.Tensor:
     """From 1e-14 to 1e7 on both sides of zero, zeros, and the edges of float16's rounding."""
     generator = torch.Generator().manual_seed(0)
-    spread = 10 ** (torch.rand(5000, generator=generator) * 21 - 14)
+    median_range = 10 ** (torch.rand(5000, generator=generator) * 21 - 14)
     edges = [2.0**-24, 2.0**-25, 2.0**-25 * (1 + 2**-23), 2.0**-41, 65504, 65519.99, 65520, 1e38, float("inf"), 0.0]
-    both = torch.cat([spread, torch.tensor(edges)])
+    both = torch.cat([median_range, torch.tensor(edges)])
     return torch.cat([both, -both])
 
 
@@ -26,13 +26,15 @@ def test_shares_are_those_of_a_cast(scale: float, held: float) -> None:
         (~(plain * scale).half().isfinite()).float().mean(),
     ]
     parts = (plain * held).split([100, 3000, len(plain) - 3100])
-    assert fp16_shares(parts, held, scale).tolist() == pytest.approx([float(share) for share in expected], abs=1e-7)
+    assert fp16_underflow_stats(parts, held, scale).tolist() == pytest.approx(
+        [float(share) for share in expected], abs=1e-7
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_shares_of_short_gradients(dtype: torch.dtype) -> None:
     short = values().to(dtype)
-    shares = fp16_shares([short], 1.0, 65536.0).tolist()
+    shares = fp16_underflow_stats([short], 1.0, 65536.0).tolist()
     assert shares[0] == pytest.approx(float((short.half() == 0).float().mean()), abs=1e-7)
     assert shares[1] == pytest.approx(float(((short.float() * 65536).half() == 0).float().mean()), abs=1e-7)
     if dtype is torch.bfloat16:
@@ -40,7 +42,7 @@ def test_shares_of_short_gradients(dtype: torch.dtype) -> None:
 
 
 def test_what_is_no_number_counts_as_overflow() -> None:
-    assert fp16_shares([torch.tensor([float("nan"), 1.0])], 1.0, 1.0).tolist() == [0, 0, 0.5]
+    assert fp16_underflow_stats([torch.tensor([float("nan"), 1.0])], 1.0, 1.0).tolist() == [0, 0, 0.5]
 
 
 def test_total_norm_over_types() -> None:

@@ -62,13 +62,13 @@ class TestWithPeft:
         main(["fit", *folder_args, "--model.lora_rank=4", "--model.lr=0.01", "--model.layer_decay=null"])
         path = only(tmp_path, "last.ckpt")
         module = ViTClassifier.load_from_checkpoint(path).eval()
-        pictures = torch.randint(0, 256, (8, 3, 40, 40), dtype=torch.uint8)
+        images = torch.randint(0, 256, (8, 3, 40, 40), dtype=torch.uint8)
         with torch.no_grad():
-            before = module(pictures)
+            before = module(images)
             up = module.net.blocks[0].attn.qkv.lora_B["default"].weight  # type: ignore[union-attr,index]
             assert float(up.abs().max()) > 0  # starts at zero, has been trained
             module.merge_lora()
-            after = module(pictures)
+            after = module(images)
         assert torch.allclose(before, after, atol=1e-5) and float(before.std()) > 1e-3
         h = module.hparams
         plain = build(h["name"], 3, h["img_size"], 0.0, h["timm_kwargs"])

@@ -1,4 +1,4 @@
-"""The memory forecast against what a run really holds, and what a picture costs by hand."""
+"""The memory forecast against what a run really holds, and what an image costs by hand."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,8 +10,8 @@ from lightning.pytorch import Callback, Trainer
 
 from tests.conftest import TINY_KWARGS, scalars
 from vit_finetune import ViTClassifier, main
-from vit_finetune.data.datasets import MemoryPictures
-from vit_finetune.data.samplers import ShuffledSampler, TrainLoader
+from vit_finetune.data.datasets import InMemoryDataset
+from vit_finetune.data.samplers import ResumableDataLoader, ResumableDistributedSampler
 from vit_finetune.model import flops, memory, vit
 from vit_finetune.model.memory import Layout, forecast
 
@@ -19,7 +19,7 @@ seen: list[dict[str, int]] = []
 
 
 class Measure(Callback):
-    """Adds up the bytes that are there after a backward pass and an optimiser step."""
+    """Adds up the bytes that are there after a backward pass and an optimizer step."""
 
     def on_before_optimizer_step(self, trainer: Trainer, module: Any, optimizer: Any) -> None:
         self.gradients = sum(p.grad.nbytes for p in module.parameters() if p.grad is not None)
@@ -63,11 +63,11 @@ def test_forecast_equals_what_a_run_holds(options: list[str], folder_args: list[
     # What else is logged about speed.
     for name in ("train/seconds", "train/first_step_seconds"):
         assert len(tags[name]) == 1 and tags[name][0][1] > 0
-    assert 0 < tags["train/data_wait"][0][1] < 1
-    per_picture = tags["train/tflops"][0][1] * 1e12 / tags["train/images_per_second"][0][1]
+    assert 0 < tags["train/data_time_fraction"][0][1] < 1
+    per_image = tags["train/tflops"][0][1] * 1e12 / tags["train/images_per_second"][0][1]
     chosen = {"freeze_backbone": "--model.freeze_backbone=true" in options}
     chosen |= {"lora_rank": 4} if "--model.lora_rank=4" in options else {}
-    assert per_picture == pytest.approx(flops.flops_per_picture(hparams(**chosen), 3), rel=1e-5)
+    assert per_image == pytest.approx(flops.flops_per_image(hparams(**chosen), 3), rel=1e-5)
     assert "train/mfu" not in tags
 
 
@@ -94,7 +94,7 @@ def test_activations_equal_those_of_a_real_pass(options: dict[str, Any], precisi
 def test_what_devices_share() -> None:
     """By hand for AdamW: two states like the parameter and a step count of 4 bytes for each parameter tensor."""
     h = hparams()
-    sizes = {name: p.shape for name, p in vit.outline(h, 10).named_parameters()}
+    sizes = {name: p.shape for name, p in vit.build_meta(h, 10).named_parameters()}
     whole = 4 * sum(shape.numel() for shape in sizes.values())
     one = forecast(h, 10, 4)
     assert (one.parameters, one.gradients, one.optimizer) == (whole, whole, 2 * whole + 4 * len(sizes))
@@ -111,7 +111,7 @@ def test_what_devices_share() -> None:
     assert forecast(h, 10, 4, layout=Layout(tensor_parallel=2)).parameters == whole - halved // 2
 
 
-def test_an_optimiser_that_decides_by_values_is_unknown() -> None:
+def test_an_optimizer_that_decides_by_values_is_unknown() -> None:
     unknown = forecast(hparams(optimizer="sgdp"), 10, 4)
     assert unknown.optimizer is None and str(unknown).startswith("at least ") and "optimizer unknown" in str(unknown)
 
@@ -128,14 +128,14 @@ def test_doctor_prints_the_forecast(
 def test_flops_by_hand() -> None:
     """Tiny ViT with 17 tokens of width 24, two heads, two blocks: products forward, twice that backward.
 
-    The pictures need no gradient, which saves the patch embedding's half of the backward pass.
+    The images need no gradient, which saves the patch embedding's half of the backward pass.
     """
     tokens, width, depth, classes = 17, 24, 2, 10
     patches = 2 * 16 * (8 * 8 * 3) * width
     block = 2 * tokens * width * (3 * width + width + 8 * width) + 2 * 2 * tokens * tokens * width
     head = 2 * width * classes
-    assert flops.flops_per_picture(hparams(), classes) == 2 * patches + 3 * (depth * block + head)
-    assert flops.flops_per_picture(hparams(freeze_backbone=True), classes) == patches + depth * block + 2 * head
+    assert flops.flops_per_image(hparams(), classes) == 2 * patches + 3 * (depth * block + head)
+    assert flops.flops_per_image(hparams(freeze_backbone=True), classes) == patches + depth * block + 2 * head
 
 
 def test_flops_of_low_rank_updates_by_hand() -> None:
@@ -148,7 +148,7 @@ def test_flops_of_low_rank_updates_by_hand() -> None:
     updates = 2 * tokens * rank * ((width + 3 * width) + (width + width))
     first_input = 2 * tokens * width * 3 * width + 2 * tokens * width * rank  # nothing below it is trained
     expected = patches + 2 * (2 * frozen + 3 * attention + 3 * updates) - first_input + 3 * 2 * width * classes
-    assert flops.flops_per_picture(hparams(lora_rank=rank), classes) == expected
+    assert flops.flops_per_image(hparams(lora_rank=rank), classes) == expected
 
 
 def test_no_flops_where_their_number_changes_by_epoch(folder_args: list[str], tmp_path: Path) -> None:
@@ -187,15 +187,15 @@ def test_the_wait_for_batches_is_counted(monkeypatch: pytest.MonkeyPatch) -> Non
     """Each batch takes a second of a made-up clock to fetch and ten to work on: only the former counts."""
     now = [0.0]
 
-    class Slow(MemoryPictures):
+    class Slow(InMemoryDataset):
         def images_at(self, positions: torch.Tensor) -> torch.Tensor:
             now[0] += 1
             return super().images_at(positions)
 
     monkeypatch.setattr("vit_finetune.data.datasets.time.perf_counter", lambda: now[0])
-    pictures = Slow(torch.zeros(6, 3, 4, 4, dtype=torch.uint8), torch.zeros(6, dtype=torch.long), list("abcdef"))
-    sampler = ShuffledSampler(pictures, num_replicas=1, rank=0)
-    loader = TrainLoader(pictures, sampler=sampler, batch_size=2, collate_fn=lambda batch: batch)
+    images = Slow(torch.zeros(6, 3, 4, 4, dtype=torch.uint8), torch.zeros(6, dtype=torch.long), list("abcdef"))
+    sampler = ResumableDistributedSampler(images, num_replicas=1, rank=0)
+    loader = ResumableDataLoader(images, sampler=sampler, batch_size=2, collate_fn=lambda batch: batch)
     for _ in loader:
         now[0] += 10
     assert loader.waited == 3

@@ -70,8 +70,8 @@ def test_frozen_parameters_are_left_out() -> None:
     assert set().union(*names_by_group(net, optimizer)) == {"head.weight", "head.bias"}
 
 
-def test_unknown_optimiser_is_refused_with_similar_names() -> None:
-    with pytest.raises(MisconfigurationException, match=r"'adamv' is not a timm optimiser. Similar: .*adamw"):
+def test_unknown_optimizer_is_refused_with_similar_names() -> None:
+    with pytest.raises(MisconfigurationException, match=r"'adamv' is not a timm optimizer. Similar: .*adamw"):
         build_optimizer(network(), {}, "adamv", 1e-3, fused=False)
 
 
@@ -128,7 +128,7 @@ def test_very_short_runs_have_a_schedule(steps: int) -> None:
 )
 def test_schedule_ends_with_the_run(tmp_path: Path, options: list[str], steps: int) -> None:
     """Five batches an epoch, four epochs: the rate rises, falls, and is almost at its minimum at the last step."""
-    tree = make_tree(tmp_path / "pictures", {"train": 6, "val": 1}, side=32)
+    tree = make_tree(tmp_path / "images", {"train": 6, "val": 1}, side=32)
     main(
         ["fit", *TINY_MODEL, *CPU, "--data=ImageFolder", f"--data.root={tree}", "--data.batch_size=4"]
         + ["--trainer.max_epochs=4", "--trainer.log_every_n_steps=1", "--model.lr=1", "--model.min_lr=0", *options]

@@ -58,7 +58,7 @@ def test_pixels_against_pillow() -> None:
     assert half.mean() <= 0.6 and half.max() <= 9
 
 
-def test_same_size_is_only_normalised() -> None:
+def test_same_size_is_only_normalized() -> None:
     pixels = torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8)
     out = Preprocess((32, 32), [0.5] * 3, [0.5] * 3)(pixels)
     torch.testing.assert_close(out, pixels / 127.5 - 1)

@@ -53,7 +53,7 @@ def test_null_starts_from_scratch(tmp_path: Path) -> None:
     ["timm_kwargs.embed_dim=96", "timm_kwargs.depth=5", "timm_kwargs.class_token=true", "freeze_backbone=true"],
 )
 def test_other_networks_are_refused_at_once(change: str, fails: Callable[..., str]) -> None:
-    """Before pictures are drawn or downloaded; whatever trains of the right network is welcome."""
+    """Before images are drawn or downloaded; whatever trains of the right network is welcome."""
     options = ["--data=CIFAR10", "--data.download=false", f"--model.{change}"]
     message = fails("fit", QUICKSTART, *CPU, *options)
     assert "CIFAR-10 is missing" in message

@@ -38,7 +38,7 @@ class StopAfterTwo(Callback):
 
 @pytest.fixture
 def options(tmp_path: Path) -> list[str]:
-    tree = make_tree(tmp_path / "pictures", {"train": 4, "val": 1}, side=32)
+    tree = make_tree(tmp_path / "images", {"train": 4, "val": 1}, side=32)
     data = ["--data=ImageFolder", f"--data.root={tree}", "--data.batch_size=4"]
     return [*TINY_MODEL, *CPU, *data, "--trainer.max_epochs=4", "--model.unfreeze_by=2", "--model.lr=0.01"]
 

@@ -18,40 +18,40 @@ def parser() -> ReadableParser:
         allow_abbrev=False,
     )
     options.add_argument(
-        "--ladder", type=Path, help="Run the rungs of this file, such as configs/benchmark/quick.yaml."
+        "--suite", type=Path, help="Run the variants of this file, such as configs/benchmark/quick.yaml."
     )
-    options.add_argument("--frontends", action="store_true", help="Compare five ways to write the same fine-tune.")
+    options.add_argument("--frameworks", action="store_true", help="Compare five ways to write the same fine-tune.")
     options.add_argument(
         "--output",
         type=Path,
-        help="Folder of the results; a ladder that was stopped goes on there. By default runs/benchmark/ and the "
-        "ladder's name.",
+        help="Folder of the results; a suite that was stopped goes on there. By default runs/benchmark/ and the "
+        "suite's name.",
     )
     return options
 
 
 def run(words: list[str]) -> None:
-    """Runs a ladder, or the front ends.
+    """Runs a suite, or the frameworks.
 
     Raises:
-        MisconfigurationException: There is nothing to run, or the ladder has a mistake.
+        MisconfigurationException: There is nothing to run, or the suite has a mistake.
         SystemExit: With code 1 when runs failed.
     """
     options = parser().parse_args(words)
     folder = Path("runs") / "benchmark"
-    if options.frontends and options.ladder:
-        raise MisconfigurationException("--ladder and --frontends are two comparisons: give one of them.")
-    if options.frontends:
+    if options.frameworks and options.suite:
+        raise MisconfigurationException("--suite and --frameworks are two comparisons: give one of them.")
+    if options.frameworks:
         from vit_finetune.benchmark import frameworks
 
-        frameworks.compare(options.output or folder / "frontends")
-    elif options.ladder:
+        frameworks.compare(options.output or folder / "frameworks")
+    elif options.suite:
         from vit_finetune.benchmark import runner
 
-        output = options.output or folder / options.ladder.stem
+        output = options.output or folder / options.suite.stem
         before = {number: signal.signal(number, _stop) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
-            failed = runner.run(options.ladder, output)
+            failed = runner.run(options.suite, output)
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
@@ -60,7 +60,7 @@ def run(words: list[str]) -> None:
             raise SystemExit(1)
     else:
         raise MisconfigurationException(
-            "benchmark needs --ladder FILE, such as configs/benchmark/quick.yaml, or --frontends."
+            "benchmark needs --suite FILE, such as configs/benchmark/quick.yaml, or --frameworks."
         )
 
 

@@ -1,4 +1,4 @@
-"""Bar charts of a ladder: time, accuracy and memory side by side."""
+"""Bar charts of a suite: time, accuracy and memory side by side."""
 
 import statistics
 from pathlib import Path
@@ -6,11 +6,11 @@ from typing import Any
 
 from vit_finetune.benchmark.records import Result
 
-# One colour for all bars, of the palette of Okabe and Ito: nothing is told by colour alone.
+# One color for all bars, of the palette of Okabe and Ito: nothing is told by color alone.
 BLUE = "#0072B2"
 PANELS = (
     ("Time of fit, s", "seconds", 1.0, ".1f"),
-    ("Pictures a second", "images_per_second", 1.0, ",.0f"),
+    ("Images a second", "images_per_second", 1.0, ",.0f"),
     ("Test accuracy, %", "test_acc", 100.0, ".1f"),
     ("Peak memory, GB", "peak_memory_gb", 1.0, ".2f"),
 )
@@ -21,8 +21,8 @@ def save(path: Path, name: str, results: dict[str, list[Result]]) -> None:
 
     Args:
         path: Without a suffix.
-        name: Of the ladder, for the title.
-        results: The runs of each rung, from top to bottom.
+        name: Of the suite, for the title.
+        results: The runs of each variant, from top to bottom.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -33,9 +33,9 @@ def save(path: Path, name: str, results: dict[str, list[Result]]) -> None:
     for axes, panel in zip(figure.subplots(1, len(panels), sharey=True, squeeze=False)[0], panels, strict=True):
         _draw(axes, panel, results)
     runs = [run for runs in results.values() for run in runs]
-    figure.suptitle(f"Ladder {name}: median, and range over seeds and repeats", fontsize=11)
+    figure.suptitle(f"Suite {name}: median, and range over seeds and repeats", fontsize=11)
     figure.supxlabel(_footer(runs), fontsize=6, color="#444444")
-    metadata = {"Title": f"Ladder {name}", "Description": "; ".join(_origins(runs))}
+    metadata = {"Title": f"Suite {name}", "Description": "; ".join(_origins(runs))}
     figure.savefig(path.with_suffix(".png"), dpi=150, metadata=metadata)
     figure.savefig(path.with_suffix(".svg"), metadata={**metadata, "Date": None})
 

@@ -1,7 +1,7 @@
-"""From stored 32-pixel pictures to 224-pixel model input: ``python -m vit_finetune.benchmark.input_pipeline``.
+"""From stored 32-pixel images to 224-pixel model input: ``python -m vit_finetune.benchmark.input_pipeline``.
 
-Compares this project's path (one index operation, normalise, resize by two matrix products) with the usual one (per
-picture: Pillow, bicubic resize, tensor, normalise), in pictures per second of CPU time.
+Compares this project's path (one index operation, normalize, resize by two matrix products) with the usual one (per
+image: Pillow, bicubic resize, tensor, normalize), in images per second of CPU time.
 """
 
 import statistics
@@ -13,7 +13,7 @@ from PIL import Image
 from torchvision.transforms import v2
 
 from vit_finetune.data import Shapes
-from vit_finetune.formatting import spread
+from vit_finetune.formatting import median_range
 from vit_finetune.model.preprocess import Preprocess
 
 SIZE = 224
@@ -23,7 +23,7 @@ MEAN = STD = [0.5, 0.5, 0.5]
 
 
 def rate(function: Callable[[], object], repeats: int) -> float:
-    """Pictures per second of CPU time over all threads, for a function that makes one batch."""
+    """Images per second of CPU time over all threads, for a function that makes one batch."""
     start = time.process_time()
     for _ in range(repeats):
         function()
@@ -35,7 +35,7 @@ def measure() -> None:
     data = Shapes(train_size=2000, batch_size=BATCH)
     data.setup("fit")
     batch = next(iter(data.val_dataloader()))["image"]
-    pictures = [Image.fromarray(image.permute(1, 2, 0).numpy()) for image in batch]
+    images = [Image.fromarray(image.permute(1, 2, 0).numpy()) for image in batch]
     one_by_one = v2.Compose(
         [
             v2.Resize(SIZE, v2.InterpolationMode.BICUBIC),
@@ -45,7 +45,7 @@ def measure() -> None:
         ]
     )
     full, half = Preprocess((SIZE, SIZE), MEAN, STD), Preprocess((SIZE, SIZE), MEAN, STD).bfloat16()
-    train = data.sets["train"]
+    train = data.datasets["train"]
     positions = torch.randint(len(train), (BATCH,)).tolist()
 
     def ours(module: Preprocess) -> torch.Tensor:
@@ -54,17 +54,17 @@ def measure() -> None:
 
     rates: dict[str, list[float]] = {"Pillow, one by one": [], "ours, fp32": [], "ours, bf16": []}
     with torch.inference_mode():
-        ours(full), ours(half), one_by_one(pictures[0])
+        ours(full), ours(half), one_by_one(images[0])
         for _ in range(ROUNDS):
-            rates["Pillow, one by one"].append(rate(lambda: torch.stack(one_by_one(pictures)), 2))
+            rates["Pillow, one by one"].append(rate(lambda: torch.stack(one_by_one(images)), 2))
             rates["ours, fp32"].append(rate(lambda: ours(full), 20))
             rates["ours, bf16"].append(rate(lambda: ours(half), 100))
     base = statistics.median(rates["Pillow, one by one"])
     for name, values in rates.items():
         ratio = statistics.median(values) / base
-        print(f"{name:20s} {spread(values):24s} pictures per CPU second  ratio {ratio:.1f}")
+        print(f"{name:20s} {median_range(values):24s} images per CPU second  ratio {ratio:.1f}")
 
 
 if __name__ == "__main__":
-    print(f"{BATCH} pictures of 32 pixels to {SIZE}, {ROUNDS} rounds, {torch.get_num_threads()} threads")
+    print(f"{BATCH} images of 32 pixels to {SIZE}, {ROUNDS} rounds, {torch.get_num_threads()} threads")
     measure()

@@ -1,6 +1,6 @@
 """Listing and checking many small files: ``python -m vit_finetune.benchmark.listing [--files 5000]``.
 
-Makes N, 2 N and 4 N tiny pictures in ten class folders and lists, checks and decodes each set in turn, in several
+Makes N, 2 N and 4 N tiny images in ten class folders and lists, checks and decodes each set in turn, in several
 rounds. CPU time per file that stays level shows that time grows in proportion. Memory is the most that Python's own
 objects took at any moment of a further pass.
 """
@@ -16,20 +16,20 @@ from pathlib import Path
 from PIL import Image
 
 from vit_finetune.data.decode import decode, read_size
-from vit_finetune.data.file_listing import find_pictures, list_classes, try_files
-from vit_finetune.formatting import spread
+from vit_finetune.data.file_listing import find_images, list_classes, try_files
+from vit_finetune.formatting import median_range
 
 ROUNDS = 3
 CLASSES = 10
 
 
 def plant(root: Path, files: int) -> Path:
-    """Writes that many pictures of 8 by 8 pixels."""
+    """Writes that many images of 8 by 8 pixels."""
     for number in range(CLASSES):
         (root / str(number)).mkdir(parents=True)
     for number in range(files):
-        colour = (number % 256, number // 256 % 256, 0)
-        Image.new("RGB", (8, 8), colour).save(root / str(number % CLASSES) / f"{number:07d}.png")
+        color = (number % 256, number // 256 % 256, 0)
+        Image.new("RGB", (8, 8), color).save(root / str(number % CLASSES) / f"{number:07d}.png")
     return root
 
 
@@ -37,7 +37,7 @@ def measure(files: int) -> None:
     """Prints CPU time and peak memory for each work and size, and the time per file against the smallest size."""
     with tempfile.TemporaryDirectory() as folder:
         roots = {count: plant(Path(folder) / str(count), count) for count in (files, 2 * files, 4 * files)}
-        paths = {count: find_pictures(root) for count, root in roots.items()}
+        paths = {count: find_images(root) for count, root in roots.items()}
         works: dict[str, Callable[[int], object]] = {
             "list": lambda count: list_classes(roots[count]),
             "read headers": lambda count: sum(1 for _ in try_files(read_size, paths[count], "headers")),
@@ -55,7 +55,7 @@ def measure(files: int) -> None:
                 ratio = statistics.median(taken) / base
                 print(
                     f"{name:13s}{count:8d} files  {statistics.median(taken) * count / 1e6:7.2f} CPU s  "
-                    f"{spread(taken, 1):26s} microseconds a file  ratio {ratio:.2f}  {peak(work, count):6.1f} MB"
+                    f"{median_range(taken, 1):26s} microseconds a file  ratio {ratio:.2f}  {peak(work, count):6.1f} MB"
                 )
 
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from vit_finetune.environment import bf16_instructions
-from vit_finetune.formatting import spread
+from vit_finetune.formatting import median_range
 from vit_finetune.model.optim import build_optimizer, parameter_rules
 from vit_finetune.model.vit import build, choose_attention
 
@@ -23,7 +23,7 @@ ROUNDS = 5
 
 
 def network(precision: str) -> nn.Module:
-    """ViT-Ti for small pictures with the attention kernel of a run."""
+    """ViT-Ti for small images with the attention kernel of a run."""
     net = build("vit_tiny_patch16_224", 10, 32, 0.0, {"patch_size": 4}).train()
     choose_attention(net, torch.device("cpu"), precision)
     return net
@@ -67,7 +67,7 @@ def measure() -> None:
             times[name].append(step_time(net, half))
     base = statistics.median(times["32-true"])
     for name, values in times.items():
-        shown = spread([value * 1e3 for value in values])
+        shown = median_range([value * 1e3 for value in values])
         print(f"{name:36s} {shown:20s} ms a step  {base / statistics.median(values):.2f} x")
 
 

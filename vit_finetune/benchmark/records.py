@@ -1,4 +1,4 @@
-"""One row for each run of a ladder, read from its event files and kept in ``results.csv``."""
+"""One row for each run of a suite, read from its event files and kept in ``results.csv``."""
 
 import csv
 import os
@@ -21,7 +21,7 @@ class Result:
     """A run.
 
     Attributes:
-        rung: Name.
+        variant: Name.
         seed: Of ``--seed_everything``.
         repeat: Counted from 0.
         status: ``done``, ``skipped`` (this machine cannot run it) or ``failed``.
@@ -32,20 +32,20 @@ class Result:
         images_per_second: Steady state: median over logging intervals, the first left out.
         tflops: 1e12 floating-point operations a second and device, in steady state.
         mfu: That as a share of the device's peak; ``None`` where it is not known.
-        data_wait: Share of the steady time in which training waited for data.
+        data_time_fraction: Share of the steady time in which training waited for data.
         peak_memory_gb: Allocated on a GPU; resident in the first process, libraries included, on a CPU.
         forecast_gb: See :mod:`vit_finetune.model.memory`; without libraries.
         val_acc: The best epoch's.
         test_acc: With the weights of that epoch.
         run: Folder of the run.
-        options: Hash of all options of the rung.
+        options: Hash of all options of the variant.
         date: When it was begun.
         machine: Processor and GPUs.
         versions: Of what matters for speed.
         commit: Of the project; ends with -dirty where files were changed.
     """
 
-    rung: str
+    variant: str
     seed: int
     repeat: int
     status: str = ""
@@ -56,7 +56,7 @@ class Result:
     images_per_second: float | None = None
     tflops: float | None = None
     mfu: float | None = None
-    data_wait: float | None = None
+    data_time_fraction: float | None = None
     peak_memory_gb: float | None = None
     forecast_gb: float | None = None
     val_acc: float | None = None
@@ -70,8 +70,8 @@ class Result:
 
     @property
     def key(self) -> tuple[str, int, int]:
-        """What tells a run from the others of its ladder."""
-        return self.rung, self.seed, self.repeat
+        """What tells a run from the others of its suite."""
+        return self.variant, self.seed, self.repeat
 
     @property
     def outcome(self) -> str:
@@ -134,7 +134,7 @@ def read_run(folder: Path) -> dict[str, Any]:
         "images_per_second": steady("train/images_per_second"),
         "tflops": steady("train/tflops"),
         "mfu": steady("train/mfu"),
-        "data_wait": steady("train/data_wait"),
+        "data_time_fraction": steady("train/data_time_fraction"),
         "peak_memory_gb": max(points("train/peak_memory_gb"), default=None),
         "forecast_gb": max(points("memory/forecast_gb"), default=None),
         "val_acc": max(points("val/acc"), default=None),

@@ -1,4 +1,4 @@
-"""Runs a ladder: each run a process of its own through the real command line, and goes on where it was stopped."""
+"""Runs a suite: each run a process of its own through the real command line, and goes on where it was stopped."""
 
 import contextlib
 import hashlib
@@ -19,7 +19,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 from vit_finetune.benchmark import summary
 from vit_finetune.benchmark.records import Result, load, origin, read_run, store
-from vit_finetune.benchmark.suite import Run, Rung, read, schedule
+from vit_finetune.benchmark.suite import Run, Variant, read, schedule
 
 DATE = "%Y-%m-%d %H:%M:%S"
 REFUSED = 2  # exit code of a command that says in a line why it cannot work
@@ -53,48 +53,50 @@ def run_process(words: list[str], log: Path) -> Outcome:
 
 
 def run(path: Path, output: Path, start: Start = run_process) -> int:
-    """Runs what is missing of a ladder and writes the report.
+    """Runs what is missing of a suite and writes the report.
 
     Args:
-        path: The ladder file.
-        output: Folder of the results; with those of an earlier, interrupted call the ladder goes on.
+        path: The suite file.
+        output: Folder of the results; with those of an earlier, interrupted call the suite goes on.
         start: Runs a command.
 
     Returns:
         How many runs failed; those that this machine cannot do are not counted.
 
     Raises:
-        MisconfigurationException: The ladder has a mistake, or the folder holds something else.
+        MisconfigurationException: The suite has a mistake, or the folder holds something else.
     """
-    rungs = read(path)
-    options = {rung.name: resolve(rung) for rung in rungs}
+    variants = read(path)
+    options = {variant.name: resolve(variant) for variant in variants}
     # What was skipped or failed is tried again: a device or a compiler may be there by now.
     table = output / "results.csv"
     if not table.exists():
         _refuse_foreign_folder(output)
-        store(table, [])  # from now on the folder is a ladder's
+        store(table, [])  # from now on the folder is a suite's
     results = {result.key: result for result in load(table) if result.status == "done"}
     _refuse_other_options(results, options, output)
-    runs = list(schedule(rungs))
+    runs = list(schedule(variants))
     where = origin()
     try:
         for number, one in enumerate(runs, 1):
-            key = (one.rung.name, one.seed, one.repeat)
+            key = (one.variant.name, one.seed, one.repeat)
             if key in results:
                 continue
-            print(f"{number}/{len(runs)}  {one.rung.name}  seed {one.seed}, repeat {one.repeat}", end="  ", flush=True)
-            begun = Result(*key, options=_fingerprint(options[one.rung.name]), date=time.strftime(DATE), **where)
-            results[key] = _execute(one, begun, options[one.rung.name], list(results.values()), output, start)
+            print(
+                f"{number}/{len(runs)}  {one.variant.name}  seed {one.seed}, repeat {one.repeat}", end="  ", flush=True
+            )
+            begun = Result(*key, options=_fingerprint(options[one.variant.name]), date=time.strftime(DATE), **where)
+            results[key] = _execute(one, begun, options[one.variant.name], list(results.values()), output, start)
             print(results[key].outcome, flush=True)
             store(table, list(results.values()))
     finally:
         if results:
-            summary.write(output, path.stem, rungs, options, list(results.values()))
+            summary.write(output, path.stem, variants, options, list(results.values()))
     return sum(result.status == "failed" for result in results.values())
 
 
-def resolve(rung: Rung) -> dict[str, Any]:
-    """Every option of a rung, the defaults included, by the command line's own parser.
+def resolve(variant: Variant) -> dict[str, Any]:
+    """Every option of a variant, the defaults included, by the command line's own parser.
 
     Raises:
         MisconfigurationException: An option or value is not allowed.
@@ -104,12 +106,12 @@ def resolve(rung: Rung) -> dict[str, Any]:
     out, err = io.StringIO(), io.StringIO()
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            main(["fit", *rung.words, "--print_config"])
+            main(["fit", *variant.words, "--print_config"])
     except SystemExit as stop:
         if stop.code:
-            raise MisconfigurationException(f"rung {rung.name!r}: {_reason(err.getvalue())}") from stop
+            raise MisconfigurationException(f"variant {variant.name!r}: {_reason(err.getvalue())}") from stop
     options: dict[str, Any] = yaml.safe_load(out.getvalue())
-    return options | ({"weights_from": rung.weights_from} if rung.weights_from else {})
+    return options | ({"weights_from": variant.weights_from} if variant.weights_from else {})
 
 
 def _execute(
@@ -119,7 +121,7 @@ def _execute(
     obstacle = _obstacle(one, before)
     if obstacle is not None:
         return replace(begun, status="skipped", reason=obstacle)
-    slug, name = re.sub(r"[^\w.-]+", "-", one.rung.name), f"seed{one.seed}-repeat{one.repeat}"
+    slug, name = re.sub(r"[^\w.-]+", "-", one.variant.name), f"seed{one.seed}-repeat{one.repeat}"
     log = output / "logs" / f"{slug}-{name}.txt"
     log.unlink(missing_ok=True)
     fit = start(["fit", *_fit_words(one, before, output / "runs" / slug, name)], log)
@@ -127,7 +129,7 @@ def _execute(
         folder = _newest(output / "runs" / slug / name)
         if folder is None:
             return replace(
-                begun, status="failed", reason="it left no event file; a ladder needs the default trainer.logger"
+                begun, status="failed", reason="it left no event file; a suite needs the default trainer.logger"
             )
         weights = _weights(folder)
         test = start(["test", f"--ckpt_path={weights}", *_test_words(options)], log) if weights else fit
@@ -139,26 +141,28 @@ def _execute(
 
 
 def _obstacle(one: Run, before: list[Result]) -> str | None:
-    """Why a run need not be tried: another run of its rung was refused, or its weights are missing."""
+    """Why a run need not be tried: another run of its variant was refused, or its weights are missing."""
     for result in before:
-        if result.rung == one.rung.name and result.status == "skipped":
+        if result.variant == one.variant.name and result.status == "skipped":
             return result.reason
-    if one.rung.weights_from and _source(one.rung, before) is None:
-        return f"there are no weights of rung {one.rung.weights_from!r}"
+    if one.variant.weights_from and _source(one.variant, before) is None:
+        return f"there are no weights of variant {one.variant.weights_from!r}"
     return None
 
 
-def _source(rung: Rung, before: list[Result]) -> Path | None:
-    """The weights that a rung starts from: those of the first run of the other rung."""
-    return next((_weights(Path(r.run)) for r in before if r.rung == rung.weights_from and r.status == "done"), None)
+def _source(variant: Variant, before: list[Result]) -> Path | None:
+    """The weights that a variant starts from: those of the first run of the other variant."""
+    return next(
+        (_weights(Path(r.run)) for r in before if r.variant == variant.weights_from and r.status == "done"), None
+    )
 
 
 def _fit_words(one: Run, before: list[Result], folder: Path, name: str) -> list[str]:
-    words = [*one.rung.words, f"--seed_everything={one.seed}", f"--experiment={name}"]
+    words = [*one.variant.words, f"--seed_everything={one.seed}", f"--experiment={name}"]
     words += [f"--trainer.default_root_dir={folder}"]
     words += ["--trainer.callbacks+=vit_finetune.callbacks.MemoryForecast"]
-    if one.rung.weights_from:
-        words.append(f"--model.weights={_source(one.rung, before)}")
+    if one.variant.weights_from:
+        words.append(f"--model.weights={_source(one.variant, before)}")
     return words
 
 
@@ -199,7 +203,7 @@ def _refuse_foreign_folder(output: Path) -> None:
     """A report replaces files and the folder summary, which must not be someone else's."""
     if output.exists() and any(output.iterdir()):
         raise MisconfigurationException(
-            f"--output {output} is not empty and holds no results of a ladder. Name another folder."
+            f"--output {output} is not empty and holds no results of a suite. Name another folder."
         )
 
 
@@ -207,8 +211,8 @@ def _refuse_other_options(
     results: dict[tuple[str, int, int], Result], options: dict[str, dict[str, Any]], output: Path
 ) -> None:
     for result in results.values():
-        if result.rung not in options or result.options != _fingerprint(options[result.rung]):
+        if result.variant not in options or result.options != _fingerprint(options[result.variant]):
             raise MisconfigurationException(
-                f"--output {output} holds results of rung {result.rung!r} with other options than the ladder now has. "
+                f"--output {output} holds results of variant {result.variant!r} with other options than the suite now has. "
                 "Name another folder, or move that one away."
             )

@@ -1,8 +1,8 @@
 """What one training step costs beyond a plain PyTorch loop: ``python -m vit_finetune.benchmark.step_overhead``.
 
-Two of the five front ends of :mod:`vit_finetune.benchmark.frameworks`, and nothing but their time: the plain loop trains
+Two of the five frameworks of :mod:`vit_finetune.benchmark.frameworks`, and nothing but their time: the plain loop trains
 and does nothing else; the other side is the command line as a user gets it, with progress, TensorBoard, metrics and
-checkpoints. Time is taken where the data set hands out a batch, equally on both sides, and averaged over windows of 50
+checkpoints. Time is taken where the dataset hands out a batch, equally on both sides, and averaged over windows of 50
 steps, so that what happens every 50 steps counts. The 10th percentile leaves out what other programs did meanwhile.
 """
 

@@ -1,21 +1,21 @@
-"""A ladder file: which configurations are compared, and how often each is run.
+"""A suite file: which configurations are compared, and how often each is run.
 
 ::
 
-    epochs: 3                        # for all rungs; so are config, options, seeds and repeats
+    epochs: 3                        # for all variants; so are config, options, seeds and repeats
     repeats: 2
     config: [../quickstart.yaml]     # fit --config, relative to this file
-    rungs:
+    variants:
       - name: 32-true
         options: {trainer.precision: 32-true}
       - name: bf16-mixed
-        builds_on: 32-true           # files and options of that rung, and more
+        extends: 32-true           # files and options of that variant, and more
         options: {trainer.precision: bf16-mixed}
       - name: fine-tuned
-        weights_from: bf16-mixed     # fit --model.weights, the best checkpoint of that rung
+        weights_from: bf16-mixed     # fit --model.weights, the best checkpoint of that variant
         seeds: [0, 1, 2]
 
-A rung without ``builds_on`` builds on nothing but what stands at the top, and is compared with the rung before it.
+A variant without ``extends`` builds on nothing but what stands at the top, and is compared with the variant before it.
 """
 
 import difflib
@@ -30,22 +30,22 @@ import yaml
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 COMMON = {"config": list, "options": dict, "epochs": int, "seeds": list, "repeats": int}
-LADDER = {**COMMON, "rungs": list}
-RUNG = {**COMMON, "name": str, "builds_on": str, "weights_from": str}
+SUITE = {**COMMON, "variants": list}
+VARIANT = {**COMMON, "name": str, "extends": str, "weights_from": str}
 WORDS = {list: "a list", dict: "names with values", int: "a whole number", str: "text"}
 
 
 @dataclass(frozen=True)
-class Rung:
+class Variant:
     """One configuration.
 
     Attributes:
-        name: Of the rung.
+        name: Of the variant.
         words: What makes it, after ``python -m vit_finetune fit``; later words win, files and options alike.
         seeds: For ``--seed_everything``.
         repeats: Runs of each seed.
-        compared_with: The rung that it is set against, ``None`` for the first.
-        weights_from: The rung whose best weights it starts from.
+        compared_with: The variant that it is set against, ``None`` for the first.
+        weights_from: The variant whose best weights it starts from.
     """
 
     name: str
@@ -58,63 +58,67 @@ class Rung:
 
 @dataclass(frozen=True)
 class Run:
-    """One run of a rung."""
+    """One run of a variant."""
 
-    rung: Rung
+    variant: Variant
     seed: int
     repeat: int
 
 
-def schedule(rungs: list[Rung]) -> Iterator[Run]:
-    """Yields all runs round by round, each rung once a round, so that a machine that gets slower slows all alike."""
-    for repeat in range(max(rung.repeats for rung in rungs)):
-        for number in range(max(len(rung.seeds) for rung in rungs)):
-            for rung in rungs:
-                if repeat < rung.repeats and number < len(rung.seeds):
-                    yield Run(rung, rung.seeds[number], repeat)
+def schedule(variants: list[Variant]) -> Iterator[Run]:
+    """Yields all runs round by round, each variant once a round, so that a machine that gets slower slows all alike."""
+    for repeat in range(max(variant.repeats for variant in variants)):
+        for number in range(max(len(variant.seeds) for variant in variants)):
+            for variant in variants:
+                if repeat < variant.repeats and number < len(variant.seeds):
+                    yield Run(variant, variant.seeds[number], repeat)
 
 
-def read(path: Path) -> list[Rung]:
-    """Reads a ladder file.
+def read(path: Path) -> list[Variant]:
+    """Reads a suite file.
 
     Raises:
         MisconfigurationException: It has a mistake; the message names the place and what is allowed there.
     """
     if not path.is_file():
-        raise MisconfigurationException(f"--ladder {path}: no such file. The project's own are in configs/benchmark/.")
+        raise MisconfigurationException(f"--suite {path}: no such file. The project's own are in configs/benchmark/.")
     try:
-        ladder = yaml.safe_load(path.read_text(encoding="utf-8"))
+        suite = yaml.safe_load(path.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
-        raise MisconfigurationException(f"--ladder {path} is no YAML: {' '.join(str(error).split())}") from error
-    _check(ladder, LADDER, str(path))
-    if not ladder.get("rungs"):
-        raise MisconfigurationException(f"{path}: no rungs. Give a list of them, each with a name.")
-    rungs: dict[str, Rung] = {}
-    for number, entry in enumerate(ladder["rungs"], 1):
-        where = f"{path}, rung {number}"
-        _check(entry, RUNG, where)
-        rung = _rung(ladder, entry, rungs, where, path.parent)
-        rungs[rung.name] = rung
-    return list(rungs.values())
+        raise MisconfigurationException(f"--suite {path} is no YAML: {' '.join(str(error).split())}") from error
+    _check(suite, SUITE, str(path))
+    if not suite.get("variants"):
+        raise MisconfigurationException(f"{path}: no variants. Give a list of them, each with a name.")
+    variants: dict[str, Variant] = {}
+    for number, entry in enumerate(suite["variants"], 1):
+        where = f"{path}, variant {number}"
+        _check(entry, VARIANT, where)
+        variant = _variant(suite, entry, variants, where, path.parent)
+        variants[variant.name] = variant
+    return list(variants.values())
 
 
-def _rung(ladder: dict[str, Any], entry: dict[str, Any], before: dict[str, Rung], where: str, folder: Path) -> Rung:
+def _variant(
+    suite: dict[str, Any], entry: dict[str, Any], before: dict[str, Variant], where: str, folder: Path
+) -> Variant:
     if not entry.get("name") or entry["name"] in before:
         raise MisconfigurationException(
-            f"{where}: each rung needs a name of its own; this one has {entry.get('name')!r}."
+            f"{where}: each variant needs a name of its own; this one has {entry.get('name')!r}."
         )
-    for key in ("builds_on", "weights_from"):
+    for key in ("extends", "weights_from"):
         if key in entry and entry[key] not in before:
             names = ", ".join(before) or "none, this is the first"
-            raise MisconfigurationException(f"{where}: {key} {entry[key]!r} is no rung before it. Those are: {names}.")
-    base = before.get(entry.get("builds_on", ""))
-    both = {**ladder, **entry}
-    return Rung(
+            raise MisconfigurationException(
+                f"{where}: {key} {entry[key]!r} is no variant before it. Those are: {names}."
+            )
+    base = before.get(entry.get("extends", ""))
+    both = {**suite, **entry}
+    return Variant(
         name=entry["name"],
-        words=(base.words if base else _words(ladder, where, folder)) + _words(entry, where, folder),
+        words=(base.words if base else _words(suite, where, folder)) + _words(entry, where, folder),
         seeds=tuple(both.get("seeds", [0])),
         repeats=both.get("repeats", 1),
-        compared_with=entry.get("builds_on", list(before)[-1] if before else None),
+        compared_with=entry.get("extends", list(before)[-1] if before else None),
         weights_from=entry.get("weights_from", base.weights_from if base else None),
     )
 
@@ -124,9 +128,7 @@ def _words(entry: dict[str, Any], where: str, folder: Path) -> tuple[str, ...]:
     files = [Path(os.path.relpath(folder / file)) for file in entry.get("config", [])]
     for file in files:
         if not file.is_file():
-            raise MisconfigurationException(
-                f"{where}: config {file}: no such file. Paths start at the ladder's folder."
-            )
+            raise MisconfigurationException(f"{where}: config {file}: no such file. Paths start at the suite's folder.")
     epochs = {"trainer.max_epochs": entry["epochs"]} if "epochs" in entry else {}
     options = {**epochs, **entry.get("options", {})}
     return (

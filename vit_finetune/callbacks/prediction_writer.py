@@ -20,7 +20,7 @@ Answers = tuple[Tensor, Tensor, Tensor]
 
 
 class Row(NamedTuple):
-    """What is known about one picture: its classes, the most probable first, or why it cannot be read."""
+    """What is known about one image: its classes, the most probable first, or why it cannot be read."""
 
     path: str
     top: list[tuple[str, float]]
@@ -28,7 +28,7 @@ class Row(NamedTuple):
 
 
 class PredictionWriter(Callback):
-    """Writes a table and JSON lines: each picture has one row, in the order of the data, on any number of processes.
+    """Writes a table and JSON lines: each image has one row, in the order of the data, on any number of processes.
 
     The table has the columns ``path``, ``class``, ``probability``, then ``class_2``, ``probability_2`` and so on, and
     ``error``, which says why a file could not be read. The JSON lines hold the same as ``path``, ``class``,
@@ -80,15 +80,15 @@ class PredictionWriter(Callback):
             errors = {index: error for _, part in parts for index, error in part.items()}
         folder = Path(trainer.log_dir or ".")  # asks all processes, so outside the condition
         if trainer.is_global_zero:
-            names = trainer.datamodule.sets["predict"].names  # type: ignore[attr-defined]
+            names = trainer.datamodule.datasets["predict"].names  # type: ignore[attr-defined]
             rows = list(_rows(answers, errors, names, pl_module.class_names or []))  # type: ignore[arg-type]
             files = write_tables(self.stem or _free_stem(folder / "predictions"), rows)
             unread = f", {len(errors)} of them unreadable" if errors else ""
-            print(f"predictions  {len(rows)} pictures{unread}  {'  '.join(map(_text, files))}", flush=True)
+            print(f"predictions  {len(rows)} images{unread}  {'  '.join(map(_text, files))}", flush=True)
 
 
 def _rows(answers: list[Answers], errors: dict[int, str], names: list[str], classes: list[str]) -> Iterator[Row]:
-    """Puts the answers in the order of the data, without fillers, and each picture once."""
+    """Puts the answers in the order of the data, without fillers, and each image once."""
     if not answers:  # --trainer.limit_predict_batches 0
         return
     index, values, labels = (torch.cat(column) for column in zip(*answers, strict=True))

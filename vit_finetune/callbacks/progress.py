@@ -7,7 +7,7 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar, RichProgressBar
 
-from vit_finetune.evaluation.metrics import TrainWindow
+from vit_finetune.evaluation.metrics import StepLogger
 
 REFRESH_EVERY = 20  # steps; a bar redrawn each step costs as much as the rest of the logging
 LINE_EVERY = 30.0  # seconds between lines in a file
@@ -15,7 +15,7 @@ LINE_EVERY = 30.0  # seconds between lines in a file
 
 def progress_bar() -> ProgressBar:
     """A Rich bar on a terminal, plain lines where the output is a file or a pipe."""
-    return RichProgress(refresh_rate=REFRESH_EVERY) if sys.stdout.isatty() else PlainProgress()
+    return RichProgress(refresh_rate=REFRESH_EVERY) if sys.stdout.isatty() else LineProgressBar()
 
 
 class RichProgress(RichProgressBar):
@@ -28,7 +28,7 @@ class RichProgress(RichProgressBar):
         return shown | ({"lr": f"{known['train/lr']:.1e}"} if "train/lr" in known else {})
 
 
-class PlainProgress(ProgressBar):
+class LineProgressBar(ProgressBar):
     """Prints a line after each epoch and, in long epochs, every half minute."""
 
     def __init__(self) -> None:
@@ -105,4 +105,4 @@ class PlainProgress(ProgressBar):
 def _latest(module: LightningModule) -> dict[str, float]:
     """What the module logged last within the epoch; other modules than ours may have no such thing."""
     window = getattr(module, "window", None)
-    return window.latest if isinstance(window, TrainWindow) else {}
+    return window.latest if isinstance(window, StepLogger) else {}

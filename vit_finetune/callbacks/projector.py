@@ -1,4 +1,4 @@
-"""The test pictures as points: TensorBoard's embedding projector."""
+"""The test images as points: TensorBoard's embedding projector."""
 
 from pathlib import Path
 from typing import Any
@@ -10,30 +10,28 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 
 from vit_finetune.data.datasets import Batch
-from vit_finetune.evaluation.metrics import Outputs
+from vit_finetune.evaluation.metrics import PredictionCollector
 from vit_finetune.formatting import one_line
 
-MOST_PICTURES = 2000
-SIDE = 32  # pixels of a picture in the projector
+MOST_IMAGES = 2000
+SIDE = 32  # pixels of an image in the projector
 COMPONENTS = 50  # principal components that are kept: the file stays small and what tells classes apart is among them
 
 
 class Projector(Callback):
-    """With ``test``: what the network knows of the pictures, as points that lie close where it sees them alike.
+    """With ``test``: what the network knows of the images, as points that lie close where it sees them alike.
 
     The points are the input of the head, reduced to their 50 principal components, with thumbnails, true and predicted
     classes and paths. Tab PROJECTOR of TensorBoard turns them around and runs PCA, t-SNE and UMAP on them.
 
     Args:
-        pictures: Show up to so many test pictures, evenly chosen, at most 2000; 0 for none. 500 take about 1 MB.
+        images: Show up to so many test images, evenly chosen, at most 2000; 0 for none. 500 take about 1 MB.
     """
 
-    def __init__(self, pictures: int = 0) -> None:
-        if not 0 <= pictures <= MOST_PICTURES:
-            raise MisconfigurationException(
-                f"--projector.pictures is {pictures}; it must be between 0 and {MOST_PICTURES}."
-            )
-        self.pictures = pictures
+    def __init__(self, images: int = 0) -> None:
+        if not 0 <= images <= MOST_IMAGES:
+            raise MisconfigurationException(f"--projector.images is {images}; it must be between 0 and {MOST_IMAGES}.")
+        self.images = images
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Starts to listen at the head."""
@@ -41,7 +39,7 @@ class Projector(Callback):
 
         net: Any = pl_module.net
         self._seen: list[Tensor] = []
-        self._outputs = Outputs().to(pl_module.device)
+        self._outputs = PredictionCollector().to(pl_module.device)
         head = net.get_submodule(vit.head_names(net)[0])
         self._hook = head.register_forward_pre_hook(lambda module, args: self._seen.append(args[0]))
 
@@ -65,15 +63,15 @@ class Projector(Callback):
         if not trainer.is_global_zero or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         names: Any = pl_module.class_names
-        chosen = torch.linspace(0, len(index) - 1, min(self.pictures, len(index)), device=index.device).round().long()
+        chosen = torch.linspace(0, len(index) - 1, min(self.images, len(index)), device=index.device).round().long()
         together, labels, index = (values[chosen].cpu() for values in (together, labels, index))
         features, logits = together[:, : -len(names)], together[:, -len(names) :]
-        pictures: Any = trainer.test_dataloaders.dataset  # type: ignore[union-attr]
+        images: Any = trainer.test_dataloaders.dataset  # type: ignore[union-attr]
         rows = [
-            [one_line(text).replace("\t", " ") for text in (names[label], names[guess], pictures.names[position])]
+            [one_line(text).replace("\t", " ") for text in (names[label], names[guess], images.names[position])]
             for label, guess, position in zip(labels.tolist(), logits.argmax(1).tolist(), index.tolist(), strict=True)
         ]
-        thumbnails = torch.stack([_thumbnail(pictures.images_at(position[None])) for position in index])
+        thumbnails = torch.stack([_thumbnail(images.images_at(position[None])) for position in index])
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoardLogger):
                 logger.experiment.add_embedding(
@@ -96,9 +94,9 @@ def principal_components(features: Tensor, count: int) -> Tensor:
     Returns:
         float32, shape ``(N, min(count, N, D))``: distances between points are kept but for what the other axes held.
     """
-    centred = features - features.mean(0)
-    axes: Tensor = torch.linalg.svd(centred, full_matrices=False).Vh[:count]
-    return centred @ axes.T
+    centerd = features - features.mean(0)
+    axes: Tensor = torch.linalg.svd(centerd, full_matrices=False).Vh[:count]
+    return centerd @ axes.T
 
 
 def _thumbnail(images: Tensor) -> Tensor:

@@ -20,15 +20,15 @@ SIGNALS = [signal.SIGTERM, signal.SIGINT, *([signal.SIGUSR1] if hasattr(signal, 
 ASK_EVERY = 10  # batches; several processes have to agree on where to stop, and asking takes a message each
 
 
-class LastCheckpoint(Checkpoint):
-    """Keeps ``checkpoints/last.ckpt`` in the run's folder: weights, optimiser, schedule, position in the data.
+class ResumeCheckpoint(Checkpoint):
+    """Keeps ``checkpoints/last.ckpt`` in the run's folder: weights, optimizer, schedule, position in the data.
 
     SIGTERM, SIGUSR1 and the first Ctrl+C end the run after the step at hand (after the last step of an epoch, at its
     end), with the state saved and 128 plus the signal's number as exit code; a second Ctrl+C ends it at once. A run
     killed in any other way goes on from the file as it was written last.
 
     Args:
-        every_n_steps: Save every so many optimiser steps too, not only at the end of each epoch.
+        every_n_steps: Save every so many optimizer steps too, not only at the end of each epoch.
         save_weights_only: Leave out what is needed to go on training.
     """
 

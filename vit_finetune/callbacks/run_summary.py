@@ -9,7 +9,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
-from vit_finetune.callbacks.resume_checkpoint import LastCheckpoint
+from vit_finetune.callbacks.resume_checkpoint import ResumeCheckpoint
 from vit_finetune.checkpoint import read_header
 
 
@@ -54,7 +54,7 @@ class RunSummary(Callback):
         else:
             lines += ["best  none: no validation took place"]
         for callback in trainer.checkpoint_callbacks:
-            if isinstance(callback, LastCheckpoint) and callback.path is not None:
+            if isinstance(callback, ResumeCheckpoint) and callback.path is not None:
                 lines.append(f"last  {os.path.relpath(callback.path)}")
         lines += [
             "next  python -m vit_finetune test --ckpt_path best",

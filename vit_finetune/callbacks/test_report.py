@@ -6,9 +6,9 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 
-from vit_finetune.data.datasets import Batch, PictureSet
-from vit_finetune.evaluation.metrics import Outputs
-from vit_finetune.formatting import unused
+from vit_finetune.data.datasets import Batch, ImageDataset
+from vit_finetune.evaluation.metrics import PredictionCollector
+from vit_finetune.formatting import free_path
 
 
 class TestReport(Callback):
@@ -16,14 +16,14 @@ class TestReport(Callback):
 
     The folder is ``test-report``: ``report.json``, ``report.md``, ``confusion.png``, ``reliability.png`` and, if there
     are mistakes, ``mistakes.png``. An older report is kept; the new one then gets a number. On several processes it is
-    the report of all pictures, each counted once.
+    the report of all images, each counted once.
     """
 
     __test__ = False  # the name is no test's
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Starts with no answers."""
-        self._outputs = Outputs().to(pl_module.device)
+        self._outputs = PredictionCollector().to(pl_module.device)
 
     def on_test_batch_end(
         self,
@@ -46,21 +46,21 @@ class TestReport(Callback):
         folder = Path(trainer.log_dir or ".")  # asks all processes, so outside the condition
         if not trainer.is_global_zero:
             return
-        pictures: PictureSet = trainer.test_dataloaders.dataset  # type: ignore[union-attr]
+        dataset: ImageDataset = trainer.test_dataloaders.dataset  # type: ignore[union-attr]
         report = Report.from_logits(
             logits,
             labels,
             pl_module.class_names,  # type: ignore[arg-type]
             pl_module.temperature,  # type: ignore[arg-type]
-            paths=[pictures.names[i] for i in index.tolist()],
+            paths=[dataset.names[i] for i in index.tolist()],
             about=_about(trainer),
         )
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
             print(terminal(report), flush=True)
             return
         worst = index[[mistake.index for mistake in report.mistakes]].cpu()
-        images = [pictures.images_at(position[None])[0] for position in worst]
-        folder = unused(folder / "test-report")
+        images = [dataset.images_at(position[None])[0] for position in worst]
+        folder = free_path(folder / "test-report")
         charts = report.save(folder, images)
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoardLogger):

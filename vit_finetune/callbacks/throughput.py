@@ -14,11 +14,11 @@ from vit_finetune.data.datasets import Batch
 from vit_finetune.model import flops, memory
 
 
-class SpeedMonitor(Callback):
+class ThroughputLogger(Callback):
     """Logs speed and memory over the steps since the last point; time spent in validation does not count.
 
     - ``train/images_per_second``, over all devices
-    - ``train/data_wait``, share of the time in which training waited for the loader
+    - ``train/data_time_fraction``, share of the time in which training waited for the loader
     - ``train/tflops``, 1e12 floating-point operations a second and device, see :mod:`vit_finetune.model.flops`
     - ``train/mfu``, the same as a share of what the device's data sheet promises, for devices that are known
     - ``train/peak_memory_gb``, of this process so far
@@ -38,10 +38,10 @@ class SpeedMonitor(Callback):
         self._peak: float | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Looks up what a picture costs, and starts the clock of the run."""
+        """Looks up what an image costs, and starts the clock of the run."""
         names = getattr(pl_module, "class_names", None)
-        if names and not pl_module.hparams["unfreeze_by"]:  # which makes a picture dearer from epoch to epoch
-            self._tera = flops.flops_per_picture(pl_module.hparams, len(names)) / 1e12
+        if names and not pl_module.hparams["unfreeze_by"]:  # which makes an image dearer from epoch to epoch
+            self._tera = flops.flops_per_image(pl_module.hparams, len(names)) / 1e12
             self._peak = flops.peak_flops(pl_module.device, str(trainer.precision))
         self._train_start = time.perf_counter()
         self._restart(trainer)  # a run that goes on within an epoch gets no start of that epoch
@@ -73,12 +73,12 @@ class SpeedMonitor(Callback):
 
     def _values(self, trainer: Trainer, module: LightningModule) -> dict[str, float]:
         seconds = time.perf_counter() - self._start
-        # Processes of one tensor-parallel group work on the same pictures.
+        # Processes of one tensor-parallel group work on the same images.
         replicas = (trainer.distributed_sampler_kwargs or {}).get("num_replicas", 1)
         speed = self._images * replicas / seconds
         values = {"train/images_per_second": speed, "train/peak_memory_gb": peak_memory_gb(module.device)}
         if (waited := _waited(trainer)) is not None:
-            values["train/data_wait"] = (waited - self._waited) / seconds
+            values["train/data_time_fraction"] = (waited - self._waited) / seconds
         if self._tera:
             values["train/tflops"] = speed * self._tera / trainer.world_size
             if self._peak:

@@ -1,16 +1,16 @@
-"""What a look through a data set found, for the terminal and as files."""
+"""What a look through a dataset found, for the terminal and as files."""
 
 import json
 from pathlib import Path
 
 import numpy as np
 
-from vit_finetune.cli.check_data import DataCheck, Picture
+from vit_finetune.cli.check_data import DataCheck, ImageRecord
 from vit_finetune.formatting import one_line, shorten
 
 SHOWN = 20  # entries of a list on a terminal; the files have all
-A_CLASS = 6  # pictures of a class on the contact sheet
-SHEET = 300  # pictures on the contact sheet
+A_CLASS = 6  # images of a class on the contact sheet
+SHEET = 300  # images on the contact sheet
 
 
 def terminal(found: DataCheck) -> str:
@@ -26,12 +26,12 @@ def terminal(found: DataCheck) -> str:
 
 
 def save(found: DataCheck, folder: Path) -> None:
-    """Writes ``report.json`` with everything, and ``contact-sheet.png`` with some pictures of each class.
+    """Writes ``report.json`` with everything, and ``contact-sheet.png`` with some images of each class.
 
     Raises:
         FileExistsError: The folder is there already.
     """
-    from vit_finetune.evaluation.plots import picture_grid, thumbnail
+    from vit_finetune.evaluation.plots import image_grid, thumbnail
 
     folder.mkdir(parents=True)
     counts = found.counts
@@ -46,26 +46,26 @@ def save(found: DataCheck, folder: Path) -> None:
     chosen = choose(found)
     if chosen:
         captions = [f"{shorten(p.label, 26)}\n{one_line(p.path)}\n{p.width} x {p.height}" for p in chosen]
-        sheet = picture_grid([thumbnail(found.read(picture)) for picture in chosen], captions, columns=A_CLASS)
+        sheet = image_grid([thumbnail(found.read(image)) for image in chosen], captions, columns=A_CLASS)
         sheet.savefig(folder / "contact-sheet.png")
 
 
-def choose(found: DataCheck) -> list[Picture]:
-    """Picks the pictures of the contact sheet, evenly spread over those of each class, the same in every run."""
-    classes: dict[str, list[Picture]] = {name: [] for name in _names(found)}
-    for picture in found.pictures:
-        classes[picture.label].append(picture)
+def choose(found: DataCheck) -> list[ImageRecord]:
+    """Picks the images of the contact sheet, evenly spread over those of each class, the same in every run."""
+    classes: dict[str, list[ImageRecord]] = {name: [] for name in _names(found)}
+    for image in found.images:
+        classes[image.label].append(image)
     most = max(1, min(A_CLASS, SHEET // max(1, len(classes))))
     chosen = []
-    for pictures in classes.values():
-        places = np.linspace(0, len(pictures) - 1, min(most, len(pictures))).round().astype(int)
-        chosen += [pictures[place] for place in places]
+    for images in classes.values():
+        places = np.linspace(0, len(images) - 1, min(most, len(images))).round().astype(int)
+        chosen += [images[place] for place in places]
     return chosen[:SHEET]
 
 
 def _names(found: DataCheck) -> list[str]:
     """The classes, and after them those that should not be there."""
-    return list(dict.fromkeys([*found.class_names, *(picture.label for picture in found.pictures)]))
+    return list(dict.fromkeys([*found.class_names, *(image.label for image in found.images)]))
 
 
 def _count_table(found: DataCheck) -> list[str]:
@@ -83,7 +83,7 @@ def _count_table(found: DataCheck) -> list[str]:
 
 
 def _size_values(found: DataCheck) -> dict[str, dict[str, float]]:
-    values = {"width": [p.width for p in found.pictures], "height": [p.height for p in found.pictures]}
+    values = {"width": [p.width for p in found.images], "height": [p.height for p in found.images]}
     return {
         name: {"least": min(side), "median": float(np.median(side)), "most": max(side)}
         for name, side in values.items()
@@ -92,9 +92,9 @@ def _size_values(found: DataCheck) -> dict[str, dict[str, float]]:
 
 
 def _sizes(found: DataCheck) -> str:
-    different = {(picture.width, picture.height) for picture in found.pictures}
+    different = {(image.width, image.height) for image in found.images}
     if len(different) == 1:
-        return "all pictures have {} x {} pixels".format(*different.pop())
+        return "all images have {} x {} pixels".format(*different.pop())
     sides = [
         f"{name} {side['least']} to {side['most']} pixels, median {side['median']:g}"
         for name, side in _size_values(found).items()

@@ -2,8 +2,7 @@
 
 import torch
 
-from vit_finetune.evaluation.metrics import NotFinite
-from vit_finetune.export import Disagreement
+from vit_finetune.errors import ExportMismatchError, NonFiniteLossError
 
 OUT_OF_MEMORY = (
     "Out of memory. What helps, the cheapest first: --trainer.precision bf16-mixed; a smaller --data.batch_size, with "
@@ -24,6 +23,6 @@ def explain(error: Exception) -> str | None:
     if "shared memory" in str(error):  # of torch's and of Python's own multiprocessing alike
         return NO_SHARED_MEMORY
     # The last: a full disk, a folder that is a file, no permission.
-    if isinstance(error, (NotFinite, Disagreement, OSError)):
+    if isinstance(error, (NonFiniteLossError, ExportMismatchError, OSError)):
         return str(error)
     return None

@@ -50,11 +50,11 @@ def main(args: ArgsType = None) -> None:
         if isinstance(stream, io.TextIOWrapper):  # a name that the terminal has no letters for must not end a run
             stream.reconfigure(errors="backslashreplace")
     log_filters.filter_library_chatter()
-    _meet_anew_after_a_restart()
+    _use_new_port_after_restart()
     set_parsing_settings(add_print_completion_argument=True)
     try:
         _run(args)
-    except SIGTERMException as error:  # outside training, where LastCheckpoint has nothing to save
+    except SIGTERMException as error:  # outside training, where ResumeCheckpoint has nothing to save
         raise SystemExit(128 + signal.SIGTERM) from error
     except MisconfigurationException as error:
         print(f"error: {error}", file=sys.stderr)
@@ -94,7 +94,7 @@ def _run(args: ArgsType) -> None:
     )
 
 
-def _meet_anew_after_a_restart() -> None:
+def _use_new_port_after_restart() -> None:
     """Lets processes that torchrun has started again meet at a new address.
 
     At the old one torch 2.14 still tells where the processes of the attempt before were, and the first to arrive waits
@@ -122,7 +122,7 @@ class ViTCLI(LightningCLI):
             "--experiment",
             type=str | None,
             help="Folder under runs/ for this run and its repeats. By default the first --config file's name, "
-            "or the data set's.",
+            "or the dataset's.",
         )
         parser.add_argument(
             "--auto_precision",
@@ -140,7 +140,7 @@ class ViTCLI(LightningCLI):
         )
         # Outside trainer.callbacks, so that --trainer.callbacks cannot drop them by accident.
         parser.add_class_arguments(ModelCheckpoint, "best_checkpoint")
-        parser.add_class_arguments(callbacks.LastCheckpoint, "last_checkpoint")
+        parser.add_class_arguments(callbacks.ResumeCheckpoint, "last_checkpoint")
         parser.add_class_arguments(callbacks.TensorBoard, "tensorboard")
         parser.add_class_arguments(callbacks.Projector, "projector")
         parser.set_defaults(
@@ -226,10 +226,10 @@ class ViTCLI(LightningCLI):
         preflight.check_slurm(options.trainer.devices, options.trainer.num_nodes)
         torch.set_float32_matmul_precision(options.matmul_precision)
         if options.auto_precision and options.trainer.precision is None:
-            options.trainer.precision = "bf16-mixed" if environment.has_bf16_units() else "32-true"
+            options.trainer.precision = "bf16-mixed" if environment.has_native_bf16() else "32-true"
 
     def instantiate_classes(self) -> None:
-        """Builds data, model and trainer; what a data set refuses keeps its own message."""
+        """Builds data, model and trainer; what a dataset refuses keeps its own message."""
         try:
             super().instantiate_classes()
         except ValueError as error:  # jsonargparse's, around whatever a class raises
@@ -245,12 +245,12 @@ class ViTCLI(LightningCLI):
             trainer.logger = self._logger(options)
         extra: list[Callback] = []  # only what the command needs: each costs some microseconds a step
         if self.subcommand == "fit":
-            extra += [callbacks.SpeedMonitor(), callbacks.RunSummary(trainer.default_root_dir), options.tensorboard]
+            extra += [callbacks.ThroughputLogger(), callbacks.RunSummary(trainer.default_root_dir), options.tensorboard]
         if self.subcommand == "predict":
             extra.append(options.predictions)
         if self.subcommand == "test":
             extra.append(callbacks.TestReport())
-            extra += [options.projector] if options.projector.pictures else []
+            extra += [options.projector] if options.projector.images else []
         given = trainer.callbacks if isinstance(trainer.callbacks, list) else [trainer.callbacks]
         if trainer.enable_progress_bar is not False and not any(isinstance(c, ProgressBar) for c in given):
             extra.append(callbacks.progress_bar())
@@ -262,7 +262,7 @@ class ViTCLI(LightningCLI):
         try:
             return self._instantiate_trainer({**trainer, **kwargs}, extra)
         except MisconfigurationException as error:
-            raise preflight.in_words_for_a_notebook(error, str(self.subcommand)) from error
+            raise preflight.explain_notebook(error, str(self.subcommand)) from error
         except (ValueError, TypeError) as error:  # Lightning's checks of accelerator, devices, strategy and so on
             needs_gpu = "requires a GPU" in str(error)
             hint = " On a CPU FSDP2 works: --config configs/strategy/fsdp2.yaml." if needs_gpu else ""

@@ -18,11 +18,11 @@ def filter_library_chatter() -> None:
     warnings.filterwarnings("ignore", message=".*is not supported by the model summary.*")
     # Lightning's own use of a function that PyTorch is about to rename.
     warnings.filterwarnings("ignore", message=".*LeafSpec.*is deprecated.*")
-    # Pictures held in memory need no workers; for files the README says when to add some.
+    # Images held in memory need no workers; for files the README says when to add some.
     warnings.filterwarnings("ignore", message=".*does not have many workers which may be a bottleneck.*")
     # The module logs at the end of each epoch, however short it is.
     warnings.filterwarnings("ignore", message=".*is smaller than the logging interval.*")
-    # Remarks about pictures that can be read nevertheless; those that cannot are named in an error.
+    # Remarks about images that can be read nevertheless; those that cannot are named in an error.
     warnings.filterwarnings("ignore", module=r"PIL\.")
     # main([...]) in a notebook: the other words that Lightning warns of are those of the kernel.
     warnings.filterwarnings("ignore", message=".*args parameter is intended to run from within Python.*")

@@ -83,12 +83,12 @@ def _data_problem(message: str) -> str:
     if wrong_class:
         classes = sorted(_subclasses(ImageDataModule))
         near = difflib.get_close_matches(wrong_class.group(1), classes, 2, 0.4)
-        return f"--data: there is no data set {wrong_class.group(1)!r}. Allowed: {', '.join(classes)}.{_similar(near)}"
+        return f"--data: there is no dataset {wrong_class.group(1)!r}. Allowed: {', '.join(classes)}.{_similar(near)}"
     return _condense(message)
 
 
 def _options(parser: LightningArgumentParser) -> set[str]:
-    """All option names of a command, those of the data sets included."""
+    """All option names of a command, those of the datasets included."""
     names = {
         option
         for action in parser._actions
@@ -118,7 +118,7 @@ def _alternatives(kind: Any) -> Iterable[Any]:
 
 
 def _init_options(class_path: str) -> dict[str, Any]:
-    """Names and types of the options of a data set, those of its base classes included."""
+    """Names and types of the options of a dataset, those of its base classes included."""
     module, _, name = class_path.rpartition(".")
     options: dict[str, Any] = {}
     for base in inspect.getmro(getattr(importlib.import_module(module), name)):

@@ -94,7 +94,7 @@ def check_slurm(devices: int | str | list[int], nodes: int) -> None:
         )
 
 
-def in_words_for_a_notebook(error: MisconfigurationException, command: str) -> MisconfigurationException:
+def explain_notebook(error: MisconfigurationException, command: str) -> MisconfigurationException:
     """Adds the way out to Lightning's refusal of a strategy that cannot start its processes from a notebook."""
     return _not_in_a_notebook(command) if "interactive" in str(error) else error
 
@@ -148,7 +148,7 @@ def _average_dropped(model: ViTClassifier, checkpoint: dict[str, Any]) -> str | 
 
 
 def _other_optimizer(model: ViTClassifier, path: Path | None, checkpoint: dict[str, Any]) -> str | None:
-    """Options that decide what optimiser state there is, and how its parameters are grouped."""
+    """Options that decide what optimizer state there is, and how its parameters are grouped."""
     before, now = checkpoint.get("hyper_parameters", {}), model.hparams
     changed = [name for name in ("optimizer", "freeze_backbone", "lora_rank") if before.get(name) != now[name]]
     neutral = {"layer_decay": (None, 1), "head_lr_scale": (1,), "weight_decay": (0,)}
@@ -156,7 +156,7 @@ def _other_optimizer(model: ViTClassifier, path: Path | None, checkpoint: dict[s
     if not changed or "optimizer_states" not in checkpoint:
         return None
     options = ", ".join(f"--model.{name} {now[name]} (was {before.get(name)})" for name in changed)
-    return f"The optimiser's state in {path} does not fit {options}: leave out what was changed. {RESTART} {path}"
+    return f"The optimizer's state in {path} does not fit {options}: leave out what was changed. {RESTART} {path}"
 
 
 def _occupied(trainer: Trainer) -> str | None:
@@ -172,8 +172,8 @@ def _no_weights(model: ViTClassifier) -> str | None:
     from vit_finetune.model import vit
 
     file, name = model.hparams["weights"], model.hparams["name"]
-    if file == pretrained.KEYWORD:
-        return _embedded_misfit(model)
+    if file == pretrained.BUNDLED:
+        return _bundled_incompatibility(model)
     if file:
         return None if Path(file).is_file() else f"--model.weights {file}: no such file, nor is it 'embedded'."
     if not model.hparams["pretrained"]:
@@ -182,14 +182,14 @@ def _no_weights(model: ViTClassifier) -> str | None:
         vit.check_name(name)
     except MisconfigurationException:
         return None  # an unknown name is a problem of its own, told already
-    return vit.missing_weights(name)
+    return vit.weights_unavailable_reason(name)
 
 
-def _embedded_misfit(model: ViTClassifier) -> str | None:
+def _bundled_incompatibility(model: ViTClassifier) -> str | None:
     from vit_finetune.model import vit
 
     try:
-        return pretrained.misfit(vit.outline(model.hparams, 1000))
+        return pretrained.incompatibility(vit.build_meta(model.hparams, 1000))
     except MisconfigurationException:
         return None  # a network that cannot be built is a problem of its own, told already
 
@@ -239,7 +239,7 @@ def _unfit(trainer: Trainer, model: ViTClassifier) -> list[str | None]:
         problems.append("--model.ema cannot follow FSDP's flat parameters; use configs/strategy/fsdp2.yaml, or ddp.")
     if h.unfreeze_by and isinstance(trainer.strategy, (FSDPStrategy, ModelParallelStrategy)):
         problems.append(
-            "--model.unfreeze_by works on one device and with ddp; sharded optimisers cannot resume half frozen."
+            "--model.unfreeze_by works on one device and with ddp; sharded optimizers cannot resume half frozen."
         )
     if h.lora_rank:
         from vit_finetune.model import lora

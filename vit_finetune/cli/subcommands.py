@@ -8,7 +8,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from vit_finetune.data import ImageDataModule
-from vit_finetune.formatting import unused
+from vit_finetune.formatting import free_path
 from vit_finetune.module import ViTClassifier
 
 EXTRA_COMMANDS = ("doctor", "export", "check-data", "tune")
@@ -38,21 +38,21 @@ class ViTTrainer(Trainer):
     ) -> None:
         """Write a trained model as a file for other programs, with a model card.
 
-        The file takes uint8 pictures of the size that was trained on, any number at once, and returns calibrated
+        The file takes uint8 images of the size that was trained on, any number at once, and returns calibrated
         probabilities; preprocessing, temperature and class names are inside. It is kept only if, for every validation
-        picture, it gives the class that the checkpoint gives, and probabilities within 1e-4. All of this runs in
+        image, it gives the class that the checkpoint gives, and probabilities within 1e-4. All of this runs in
         float32 on the CPU.
 
         Args:
             model: The model that was trained.
-            datamodule: The data whose validation pictures are compared.
+            datamodule: The data whose validation images are compared.
             ckpt_path: What to export: best or last of the newest run, or a file.
             format: onnx for onnxruntime and others; torch_export for torch.export.load; timm for timm.create_model,
                 the bare network with the rest in its config.json.
             output: Folder to make. By default in the run's folder export, named after checkpoint and format.
             benchmark: Measure speed on this machine too: the checkpoint, compiled where there is a C++ compiler, and
                 the file.
-            batch_sizes: Pictures at once in the benchmark.
+            batch_sizes: Images at once in the benchmark.
         """
         from vit_finetune.export.export import export
 
@@ -68,17 +68,17 @@ class ViTTrainer(Trainer):
         ckpt_path: str | None = None,
         output: str | None = None,
     ) -> None:
-        """List what is wrong with the pictures, count them, and draw some of each class.
+        """List what is wrong with the images, count them, and draw some of each class.
 
-        Every picture is decoded once. Problems are what a training refuses, or what makes its figures wrong: files that
-        cannot be read, unknown classes, classes without pictures, equal pictures in several splits or classes, or where
-        a random split can tear them apart. Notes are worth a look: pictures that are left out, tiny, long or huge,
+        Every image is decoded once. Problems are what a training refuses, or what makes its figures wrong: files that
+        cannot be read, unknown classes, classes without images, equal images in several splits or classes, or where
+        a random split can tear them apart. Notes are worth a look: images that are left out, tiny, long or huge,
         other copies, uneven classes. The exit code is 1 if
-        there are problems, else 0. Pictures are equal if all their pixels are.
+        there are problems, else 0. Images are equal if all their pixels are.
 
         Args:
-            model: Tells the classes that the pictures must have, where a checkpoint is given.
-            datamodule: The pictures.
+            model: Tells the classes that the images must have, where a checkpoint is given.
+            datamodule: The images.
             ckpt_path: A trained model that the data is meant for.
             output: Folder to make for report.json and contact-sheet.png. By default runs/check-data, with a number
                 where that is taken.
@@ -87,7 +87,7 @@ class ViTTrainer(Trainer):
 
         if not self.is_global_zero:
             return
-        folder = Path(output) if output else unused(Path(self.default_root_dir) / "check-data")
+        folder = Path(output) if output else free_path(Path(self.default_root_dir) / "check-data")
         if folder.exists():
             raise MisconfigurationException(f"--output {folder} is there already; give a folder that is not.")
         found = check_data.check(datamodule, model.class_names)
@@ -121,7 +121,7 @@ class ViTTrainer(Trainer):
             what: What to look for, lr or batch_size.
             low: Smallest learning rate to try.
             high: Largest learning rate to try.
-            steps: Optimiser steps from low to high.
+            steps: Optimizer steps from low to high.
             largest: Largest batch size to try, a power of two.
         """
         from vit_finetune.cli import tune
@@ -130,9 +130,9 @@ class ViTTrainer(Trainer):
             size = tune.find_batch_size(self, model, datamodule, largest)
             rank_zero_only(print)(f"--data.batch_size {size}", flush=True)
             return
-        picture = unused(Path(self.default_root_dir) / "lr.png")
-        rate = tune.find_rate(self, model, datamodule, tune.RateSweep(low, high, steps), picture)
-        rank_zero_only(print)(f"--model.lr {rate:.1e}    (drawn in {picture})", flush=True)
+        image = free_path(Path(self.default_root_dir) / "lr.png")
+        rate = tune.find_lr(self, model, datamodule, tune.LRRangeTest(low, high, steps), image)
+        rank_zero_only(print)(f"--model.lr {rate:.1e}    (drawn in {image})", flush=True)
 
 
 setattr(ViTTrainer, "check-data", ViTTrainer.check_data)  # commands are found by their name, which has a hyphen

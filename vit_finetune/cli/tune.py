@@ -9,13 +9,13 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.tuner import Tuner
 
-from vit_finetune.evaluation.metrics import NotFinite
+from vit_finetune.errors import NonFiniteLossError
 
 MEMORY = 0.9  # share of the smoothed loss that stays at each step
 DIVERGED = 3.0  # times the least smoothed loss: nothing is learned from still larger rates
 
 
-class RateSweep(Callback):
+class LRRangeTest(Callback):
     """Raises the learning rate from step to step by the same factor, and notes the loss (Smith 2015, arXiv:1506.01186).
 
     The rate is that of ``--model.lr``: layer decay and the head's factor apply as in a real run, the schedule does not.
@@ -23,7 +23,7 @@ class RateSweep(Callback):
     Args:
         low: First rate.
         high: Last rate.
-        steps: Optimiser steps from one to the other.
+        steps: Optimizer steps from one to the other.
 
     Raises:
         MisconfigurationException: The range is none.
@@ -50,7 +50,7 @@ class RateSweep(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Notes the loss of an optimiser step; stops where it has left all reason."""
+        """Notes the loss of an optimizer step; stops where it has left all reason."""
         if trainer.global_step == len(self.losses):  # gradients are still being accumulated
             return
         mean: Any = trainer.strategy.reduce(outputs["loss"], reduce_op="mean")
@@ -82,17 +82,17 @@ def suggest(rates: list[float], losses: list[float]) -> float:
     return rates[least] / 10
 
 
-def find_rate(trainer: Trainer, model: Any, data: Any, sweep: RateSweep, picture: Path) -> float:
+def find_lr(trainer: Trainer, model: Any, data: Any, sweep: LRRangeTest, image: Path) -> float:
     """Trains once through all rates and draws the losses; returns the value for ``--model.lr``."""
     model.hparams["unfreeze_by"] = model.hparams["ema"] = None  # all that will be trained takes part, from the start
     _only(trainer, [sweep], len(sweep.all_rates))
     try:
         trainer.fit(model, datamodule=data)
-    except NotFinite:
+    except NonFiniteLossError:
         trainer.should_stop = True  # the rates beyond need not be tried
     rate = suggest(sweep.rates, sweep.losses)
     if trainer.is_global_zero:
-        _draw(sweep, rate, picture)
+        _draw(sweep, rate, image)
     # What lr_for_batch makes of the option, it must not do twice.
     return rate * float(model.hparams["lr"]) / float(trainer.optimizers[0].param_groups[0]["initial_lr"])
 
@@ -121,7 +121,7 @@ def _only(trainer: Trainer, callbacks: list[Callback], steps: int) -> None:
         trainer.fit_loop.max_epochs, trainer.fit_loop.epoch_loop.max_steps = -1, steps
 
 
-def _draw(sweep: RateSweep, rate: float, picture: Path) -> None:
+def _draw(sweep: LRRangeTest, rate: float, image: Path) -> None:
     from matplotlib.figure import Figure
 
     axes = (figure := Figure(figsize=(6.4, 4), layout="constrained")).subplots()
@@ -131,5 +131,5 @@ def _draw(sweep: RateSweep, rate: float, picture: Path) -> None:
     axes.set(xscale="log", xlabel="learning rate (--model.lr)", ylabel="training loss")
     axes.set_ylim(top=1.1 * np.nanmax(sweep.losses[: max(2, len(sweep.losses) // 2)]))
     axes.legend()
-    picture.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(picture, dpi=120)
+    image.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(image, dpi=120)

@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 as published: 50,000 training and 10,000 test pictures of 32 by 32 pixels."""
+"""CIFAR-10 and CIFAR-100 as published: 50,000 training and 10,000 test images of 32 by 32 pixels."""
 
 import os
 import socket
@@ -14,8 +14,8 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from torchvision import datasets
 
 from vit_finetune.data.datamodule import ImageDataModule
-from vit_finetune.data.datasets import MemoryPictures, PictureSet
-from vit_finetune.data.file_listing import find_pictures
+from vit_finetune.data.datasets import ImageDataset, InMemoryDataset
+from vit_finetune.data.file_listing import find_images
 
 NAMES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
 TIMEOUT = 5.0  # seconds without an answer after which a download counts as impossible
@@ -24,12 +24,12 @@ TIMEOUT = 5.0  # seconds without an answer after which a download counts as impo
 class CIFAR10(ImageDataModule):
     """CIFAR-10 (Krizhevsky 2009), downloaded once and checked against the published checksums.
 
-    The published training pictures are split into training and validation; the published test pictures serve ``test``
+    The published training images are split into training and validation; the published test images serve ``test``
     and ``predict`` only.
 
     Args:
         root: Folder that holds ``cifar-10-batches-py`` or receives it (170 MB).
-        download: Download the data set when it is missing.
+        download: Download the dataset when it is missing.
         kwargs: Options of every data module, see :class:`ImageDataModule`.
     """
 
@@ -45,7 +45,7 @@ class CIFAR10(ImageDataModule):
         self._verified = False
 
     def missing(self) -> str | None:
-        """Says in a sentence why the data set cannot be had, ``None`` if it can; downloads nothing."""
+        """Says in a sentence why the dataset cannot be had, ``None`` if it can; downloads nothing."""
         if self._complete():
             return None
         if not self.download:
@@ -57,7 +57,7 @@ class CIFAR10(ImageDataModule):
             return self._explain(f"its server is out of reach ({error})")
 
     def prepare_data(self) -> None:
-        """Downloads the data set where it is missing; runs in one process a node.
+        """Downloads the dataset where it is missing; runs in one process a node.
 
         Raises:
             MisconfigurationException: It is missing and cannot be downloaded.
@@ -66,9 +66,9 @@ class CIFAR10(ImageDataModule):
             return
         if not self.download:
             raise MisconfigurationException(self._explain("--data.download is off"))
-        if self.trainer is not None and self.trainer.state.fn == "predict" and find_pictures(self.root):
+        if self.trainer is not None and self.trainer.state.fn == "predict" and find_images(self.root):
             raise MisconfigurationException(
-                f"--data.root {self.root} holds pictures, not CIFAR-10. For your own pictures add --data ImageFolder."
+                f"--data.root {self.root} holds images, not CIFAR-10. For your own images add --data ImageFolder."
             )
         try:
             self.root.mkdir(parents=True, exist_ok=True)
@@ -79,14 +79,14 @@ class CIFAR10(ImageDataModule):
         except (OSError, RuntimeError) as error:  # no network, a proxy's page instead of the archive, a full disk
             raise MisconfigurationException(self._explain(f"the download failed ({error})")) from error
 
-    def load(self, stage: str) -> dict[str, PictureSet]:
+    def load(self, stage: str) -> dict[str, ImageDataset]:
         """Reads the published files; checksums were compared before."""
         if stage in ("fit", "validate"):
-            return self.hold_out(self._read(train=True))
+            return self.split_train_val(self._read(train=True))
         test = self._read(train=False)
         return {"test": test, "predict": test}
 
-    def _read(self, train: bool) -> PictureSet:
+    def _read(self, train: bool) -> ImageDataset:
         try:
             published = self.published(os.fspath(self.root), train=train)
         except RuntimeError as error:
@@ -94,7 +94,9 @@ class CIFAR10(ImageDataModule):
         self.class_names = self.class_names or list(published.classes)
         images = torch.from_numpy(published.data).permute(0, 3, 1, 2).contiguous()
         split = "train" if train else "test"
-        return MemoryPictures(images, torch.tensor(published.targets), [f"{split}/{i:05d}" for i in range(len(images))])
+        return InMemoryDataset(
+            images, torch.tensor(published.targets), [f"{split}/{i:05d}" for i in range(len(images))]
+        )
 
     def _complete(self) -> bool:
         if not self._verified:
@@ -121,13 +123,13 @@ class CIFAR100(CIFAR10):
 
     Args:
         root: Folder that holds ``cifar-100-python`` or receives it (169 MB).
-        download: Download the data set when it is missing.
+        download: Download the dataset when it is missing.
         kwargs: Options of every data module, see :class:`ImageDataModule`.
     """
 
     published = datasets.CIFAR100
     title = "CIFAR-100"
-    names = None  # the published ones, read with the pictures
+    names = None  # the published ones, read with the images
 
 
 @contextmanager

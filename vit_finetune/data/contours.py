@@ -1,4 +1,4 @@
-"""Generated pictures for pretraining: textured figures on textured grounds, each class a formula."""
+"""Generated images for pretraining: textured figures on textured grounds, each class a formula."""
 
 import math
 from typing import Any, NamedTuple
@@ -6,31 +6,32 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from vit_finetune.data.datamodule import ImageDataModule, require
-from vit_finetune.data.datasets import MemoryPictures, PictureSet
+from vit_finetune.data.datamodule import ImageDataModule
+from vit_finetune.data.datasets import ImageDataset, InMemoryDataset
+from vit_finetune.errors import require
 
 PIXELS = 32
-CHUNK = 2000  # pictures drawn at once, to bound memory
+CHUNK = 2000  # images drawn at once, to bound memory
 WAVES = 3  # cosines in a formula
 
 
 class Contours(ImageDataModule):
-    """Figures and materials, 32 by 32 pixels in colour, to pretrain on without a photograph.
+    """Figures and materials, 32 by 32 pixels in color, to pretrain on without a photograph.
 
     Formula-driven supervised learning (Kataoka et al. 2020, arXiv:2101.08515): telling the classes apart takes edges,
-    curves, textures and colours, figure and ground. One kind of class is an outline, a sum of cosines around a circle,
+    curves, textures and colors, figure and ground. One kind of class is an outline, a sum of cosines around a circle,
     as the radial contours of Kataoka et al. 2022 (arXiv:2206.09132) and the visual atoms of Takashima et al. 2023
-    (arXiv:2303.01112) are, in any colours. The other kind is a material that fills the picture: a texture, which is a
-    sum of plane waves, in two colours. Place, size, rotation, stretch, shades, ground, light and noise are random.
+    (arXiv:2303.01112) are, in any colors. The other kind is a material that fills the image: a texture, which is a
+    sum of plane waves, in two colors. Place, size, rotation, stretch, shades, ground, light and noise are random.
 
     Args:
         outlines: Number of classes that are outlines.
         materials: Number of classes that are materials.
-        train_size: Number of training pictures, validation included.
-        test_size: Number of test pictures.
+        train_size: Number of training images, validation included.
+        test_size: Number of test images.
         turn: Largest rotation in either direction, in radians.
         noise: Largest standard deviation of the pixel noise on a 0-1 scale.
-        seed: Decides formulas and pictures.
+        seed: Decides formulas and images.
         kwargs: Options of every data module, see :class:`ImageDataModule`.
     """
 
@@ -46,30 +47,30 @@ class Contours(ImageDataModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        require("outlines", outlines, 1)
-        require("materials", materials, 1)
-        require("train_size", train_size, 1)
-        require("test_size", test_size, 1)
-        require("noise", noise, 0)
+        require("--data.outlines", outlines, 1)
+        require("--data.materials", materials, 1)
+        require("--data.train_size", train_size, 1)
+        require("--data.test_size", test_size, 1)
+        require("--data.noise", noise, 0)
         self.outlines, self.materials = outlines, materials
         self.train_size, self.test_size = train_size, test_size
         self.turn, self.noise = turn, noise
         self.seed = seed
         self.class_names = [f"outline {i}" for i in range(outlines)] + [f"material {i}" for i in range(materials)]
 
-    def load(self, stage: str) -> dict[str, PictureSet]:
-        """Draws the pictures of a stage."""
+    def load(self, stage: str) -> dict[str, ImageDataset]:
+        """Draws the images of a stage."""
         if stage in ("fit", "validate"):
-            return self.hold_out(self._draw("train", self.train_size, 3 * self.seed + 1))
+            return self.split_train_val(self._draw("train", self.train_size, 3 * self.seed + 1))
         test = self._draw("test", self.test_size, 3 * self.seed + 2)
         return {"test": test, "predict": test}
 
-    def _draw(self, split: str, count: int, seed: int) -> PictureSet:
+    def _draw(self, split: str, count: int, seed: int) -> ImageDataset:
         formulas = Formulas.random(self.outlines, self.materials, torch.Generator().manual_seed(3 * self.seed))
         generator = torch.Generator().manual_seed(seed)
         labels = torch.arange(count) % (self.outlines + self.materials)
         images = torch.cat([draw(chunk, formulas, self.turn, self.noise, generator) for chunk in labels.split(CHUNK)])
-        return MemoryPictures(images, labels, [f"{split}/{i:06d}" for i in range(count)])
+        return InMemoryDataset(images, labels, [f"{split}/{i:06d}" for i in range(count)])
 
 
 class Waves(NamedTuple):
@@ -80,7 +81,7 @@ class Waves(NamedTuple):
     angle: Tensor  # of an outline the phase, of a texture the direction
 
     def at(self, index: Tensor) -> "Waves":
-        """Returns those of some pictures."""
+        """Returns those of some images."""
         return Waves(*(field[index] for field in self))
 
     def terms(self) -> list[tuple[Tensor, ...]]:
@@ -92,7 +93,7 @@ class Formulas(NamedTuple):
     """What makes the classes.
 
     ``outline`` has ``hole`` beside it, shape ``(outlines,)``: the inner edge of a ring as a share of the outer one, 0
-    for none. ``texture`` has ``palette``, the two colours of a material, shape ``(materials, 2, 3, 1, 1)``.
+    for none. ``texture`` has ``palette``, the two colors of a material, shape ``(materials, 2, 3, 1, 1)``.
     """
 
     outline: Waves
@@ -116,7 +117,7 @@ class Formulas(NamedTuple):
 
 
 def random_textures(count: int, generator: torch.Generator) -> Waves:
-    """Draws plane waves of 0.8 to 8 periods across the picture: broad shades, stripes, dots and weaves."""
+    """Draws plane waves of 0.8 to 8 periods across the image: broad shades, stripes, dots and weaves."""
     frequency = 0.8 * 10 ** torch.rand(count, WAVES, generator=generator)
     amplitude = torch.rand(count, WAVES, generator=generator) ** 2
     amplitude = amplitude / amplitude.sum(1, keepdim=True)
@@ -124,7 +125,7 @@ def random_textures(count: int, generator: torch.Generator) -> Waves:
 
 
 def draw(labels: Tensor, formulas: Formulas, turn: float, noise: float, generator: torch.Generator) -> Tensor:
-    """Draws one picture for each label.
+    """Draws one image for each label.
 
     Args:
         labels: int64, shape ``(N,)``, outlines first.
@@ -148,12 +149,12 @@ def draw(labels: Tensor, formulas: Formulas, turn: float, noise: float, generato
     y = (dy * angle.cos() - dx * angle.sin()) / (radius * stretch)
     inside = _coverage(x, y, labels, formulas, radius)[:, None]
 
-    waves, contrast, colours = _surfaces(labels, formulas, generator)
-    colours = colours + uniform(0, 0.3, 1, 1, 1, 1) * uniform(-1, 1, 4, 3, 1, 1)
+    waves, contrast, colors = _surfaces(labels, formulas, generator)
+    colors = colors + uniform(0, 0.3, 1, 1, 1, 1) * uniform(-1, 1, 4, 3, 1, 1)
     figure = _texture(waves, angle, uniform(0.85, 1.18, 1, 1), generator)[:, None]
     clutter = _texture(random_textures(count, generator), angle, uniform(0.4, 1, 1, 1), generator)[:, None]
-    figure = torch.lerp(colours[:, 0], colours[:, 1], figure * contrast)
-    ground = torch.lerp(colours[:, 2], colours[:, 3], clutter * uniform(0, 0.7, 1, 1, 1))
+    figure = torch.lerp(colors[:, 0], colors[:, 1], figure * contrast)
+    ground = torch.lerp(colors[:, 2], colors[:, 3], clutter * uniform(0, 0.7, 1, 1, 1))
     light = uniform(-0.25, 0.25, 1, 1, 1) * axis + uniform(-0.25, 0.25, 1, 1, 1) * axis[:, None]
     pixels = torch.lerp(ground, figure, inside) + light
     pixels = pixels + uniform(0, noise, 1, 1, 1) * torch.randn(pixels.shape, generator=generator)
@@ -161,24 +162,24 @@ def draw(labels: Tensor, formulas: Formulas, turn: float, noise: float, generato
 
 
 def _surfaces(labels: Tensor, formulas: Formulas, generator: torch.Generator) -> tuple[Waves, Tensor, Tensor]:
-    """Texture, its contrast ``(N, 1, 1, 1)``, and two colours each of figure and ground ``(N, 4, 3, 1, 1)``.
+    """Texture, its contrast ``(N, 1, 1, 1)``, and two colors each of figure and ground ``(N, 4, 3, 1, 1)``.
 
     A figure is brighter than its ground, or darker in every second class, so that there is contrast, and of both signs.
-    A material has the texture and the colours of its formula.
+    A material has the texture and the colors of its formula.
     """
     waves = random_textures(len(labels), generator)
     contrast = torch.rand(len(labels), 1, 1, 1, generator=generator)
-    colours = torch.rand(len(labels), 4, 3, 1, 1, generator=generator) * 0.5
-    colours[:, :2] += 0.5
-    colours[labels % 2 == 1] = 1 - colours[labels % 2 == 1]
+    colors = torch.rand(len(labels), 4, 3, 1, 1, generator=generator) * 0.5
+    colors[:, :2] += 0.5
+    colors[labels % 2 == 1] = 1 - colors[labels % 2 == 1]
 
     filled = labels >= len(formulas.hole)
     material = labels[filled] - len(formulas.hole)
     for field, formula in zip(waves, formulas.texture.at(material), strict=True):
         field[filled] = formula
     contrast[filled] = contrast[filled] / 2 + 0.5
-    colours[filled, :2] = formulas.palette[material]
-    return waves, contrast, colours
+    colors[filled, :2] = formulas.palette[material]
+    return waves, contrast, colors
 
 
 def _coverage(x: Tensor, y: Tensor, labels: Tensor, formulas: Formulas, radius: Tensor) -> Tensor:

@@ -12,30 +12,36 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch.utils.data import DataLoader, get_worker_info
 
 from vit_finetune.checkpoint import make_plain
-from vit_finetune.data.datasets import Batch, MemoryPictures, PictureSet
-from vit_finetune.data.samplers import EvenSampler, ShuffledSampler, TrainLoader, stratified_holdout
-from vit_finetune.data.transforms import each_picture, shift_and_flip
+from vit_finetune.data.datasets import Batch, ImageDataset, InMemoryDataset
+from vit_finetune.data.samplers import (
+    DistributedEvalSampler,
+    ResumableDataLoader,
+    ResumableDistributedSampler,
+    stratified_split,
+)
+from vit_finetune.data.transforms import per_image_transform, random_shift_flip
+from vit_finetune.errors import require
 
 STAGES = {"fit": ("train", "val"), "validate": ("val",), "test": ("test",), "predict": ("predict",)}
 
 
 class ImageDataModule(LightningDataModule):
-    """Base of the data modules: a subclass reads pictures in ``load``, this class does the rest.
+    """Base of the data modules: a subclass reads images in ``load``, this class does the rest.
 
     Args:
-        batch_size: Pictures per batch and device.
-        num_workers: Processes that read ahead. By default none for pictures held in memory, which need none, and up to
+        batch_size: Images per batch and device.
+        num_workers: Processes that read ahead. By default none for images held in memory, which need none, and up to
             eight for files.
-        val_fraction: Share of the training pictures, class by class, that is held out for validation.
-        split_seed: Decides which pictures are held out; independent of ``--seed_everything``.
-        shift: Augmentation: largest random move in each direction, as a share of the picture.
-        flip: Augmentation: mirror every second training picture.
-        auto_augment: Augmentation: colours, contrast, rotation and so on, drawn for each picture: trivial
+        val_fraction: Share of the training images, class by class, that is held out for validation.
+        split_seed: Decides which images are held out; independent of ``--seed_everything``.
+        shift: Augmentation: largest random move in each direction, as a share of the image.
+        flip: Augmentation: mirror every second training image.
+        auto_augment: Augmentation: colors, contrast, rotation and so on, drawn for each image: trivial
             (TrivialAugment Wide) or rand (RandAugment).
-        erase: Augmentation: probability that a rectangle of the picture becomes grey.
-        mixup: Augmentation: blend each picture and its target with another one's, in shares from Beta(mixup, mixup);
+        erase: Augmentation: probability that a rectangle of the image becomes gray.
+        mixup: Augmentation: blend each image and its target with another one's, in shares from Beta(mixup, mixup);
             0.2 is usual, 0 is off.
-        cutmix: Augmentation: paste a box of another picture, in shares from Beta(cutmix, cutmix); 1.0 is usual, 0 is
+        cutmix: Augmentation: paste a box of another image, in shares from Beta(cutmix, cutmix); 1.0 is usual, 0 is
             off. With mixup too, each batch draws one of the two. Training accuracy under mixing counts the class that
             has the larger share.
     """
@@ -56,29 +62,29 @@ class ImageDataModule(LightningDataModule):
         super().__init__()
         self.save_hyperparameters(logger=False)  # of the subclass too
         make_plain(self.hparams)
-        require("batch_size", batch_size, 1)
-        require("num_workers", num_workers or 0, 0)
-        require("val_fraction", val_fraction, 0, 1)
-        require("shift", shift, 0, 0.99)
-        require("erase", erase, 0, 1)
-        require("mixup", mixup, 0)
-        require("cutmix", cutmix, 0)
+        require("--data.batch_size", batch_size, 1)
+        require("--data.num_workers", num_workers or 0, 0)
+        require("--data.val_fraction", val_fraction, 0, 1)
+        require("--data.shift", shift, 0, 0.99)
+        require("--data.erase", erase, 0, 1)
+        require("--data.mixup", mixup, 0)
+        require("--data.cutmix", cutmix, 0)
         self.batch_size = int(batch_size)
         self.num_workers = num_workers
         self.val_fraction = val_fraction
         self.split_seed = split_seed
         self.shift, self.flip = shift, flip
-        self.augment_each = each_picture(auto_augment, erase) if auto_augment or erase else None
+        self.per_image = per_image_transform(auto_augment, erase) if auto_augment or erase else None
         self.mixup, self.cutmix = mixup, cutmix
         self.class_names: list[str] | None = None
-        self.sets: dict[str, PictureSet] = {}
+        self.datasets: dict[str, ImageDataset] = {}
 
     def missing(self) -> str | None:
         """Says in a sentence what stands in the way of reading the data, ``None`` if nothing does; reads nothing."""
         return None
 
-    def load(self, stage: str) -> dict[str, PictureSet]:
-        """Reads the pictures of a stage and sets ``class_names``; a subclass implements it.
+    def load(self, stage: str) -> dict[str, ImageDataset]:
+        """Reads the images of a stage and sets ``class_names``; a subclass implements it.
 
         Args:
             stage: ``fit``, ``validate``, ``test`` or ``predict``.
@@ -89,78 +95,80 @@ class ImageDataModule(LightningDataModule):
         """
         raise NotImplementedError
 
-    def hold_out(self, pool: PictureSet) -> dict[str, PictureSet]:
-        """Cuts ``val`` out of the training pictures, the same ones in every process and every run."""
-        kept, held_out = stratified_holdout(pool.labels, self.val_fraction, self.split_seed)
-        if not len(held_out) or not len(kept):
+    def split_train_val(self, pool: ImageDataset) -> dict[str, ImageDataset]:
+        """Cuts ``val`` out of the training images, the same ones in every process and every run."""
+        kept, val = stratified_split(pool.labels, self.val_fraction, self.split_seed)
+        if not len(val) or not len(kept):
             raise MisconfigurationException(
-                f"--data.val_fraction {self.val_fraction} of {len(pool)} training pictures leaves {len(kept)} to train "
-                f"on and {len(held_out)} to validate on; both are needed."
+                f"--data.val_fraction {self.val_fraction} of {len(pool)} training images leaves {len(kept)} to train "
+                f"on and {len(val)} to validate on; both are needed."
             )
-        return {"train": pool.subset(kept), "val": pool.subset(held_out)}
+        return {"train": pool.subset(kept), "val": pool.subset(val)}
 
     def setup(self, stage: str) -> None:
         """Reads what the stage needs; called by the Trainer in every process."""
         loaded = self.load(TrainerFn(stage).value)  # the Trainer's own values do not print as their names
-        self.sets.update({name: loaded[name] for name in STAGES[stage]})
+        self.datasets.update({name: loaded[name] for name in STAGES[stage]})
 
     @property
     def split_fingerprint(self) -> str:
-        """Hash of the names of the pictures trained on; equal for equal splits."""
-        names = "\n".join(sorted(self.sets["train"].names)) if "train" in self.sets else ""
+        """Hash of the names of the images trained on; equal for equal splits."""
+        names = "\n".join(sorted(self.datasets["train"].names)) if "train" in self.datasets else ""
         return hashlib.sha256(names.encode(errors="surrogateescape")).hexdigest()[:16]
 
     @property
     def class_counts(self) -> dict[str, list[int]]:
-        """Pictures of each class, in the order of ``class_names``, in each set that was read."""
+        """Images of each class, in the order of ``class_names``, in each set that was read."""
         classes = len(self.class_names or ())
         return {
-            name: pictures.labels[pictures.labels >= 0].bincount(minlength=classes).tolist()
-            for name, pictures in self.sets.items()
+            name: images.labels[images.labels >= 0].bincount(minlength=classes).tolist()
+            for name, images in self.datasets.items()
         }
 
     # Loaders
 
-    def train_dataloader(self) -> TrainLoader:
+    def train_dataloader(self) -> ResumableDataLoader:
         """Returns shuffled batches; the order is a function of the seed and the epoch."""
-        pictures = self.sets["train"]
-        sampler = ShuffledSampler(pictures, shuffle=True, seed=_seed(), **self._shard())
-        loader = TrainLoader(pictures, sampler=sampler, **self._loader_options(pictures))
+        images = self.datasets["train"]
+        sampler = ResumableDistributedSampler(images, shuffle=True, seed=_seed(), **self._shard())
+        loader = ResumableDataLoader(images, sampler=sampler, **self._loader_options(images))
         trainer = self.trainer
         if trainer is not None:
             loader.batches_done = lambda: _batches_done(trainer)
         return loader
 
     def val_dataloader(self) -> DataLoader[Batch]:
-        """Returns the held-out pictures, each once."""
+        """Returns the held-out images, each once."""
         return self._loader("val")
 
     def test_dataloader(self) -> DataLoader[Batch]:
-        """Returns the test pictures, each once."""
+        """Returns the test images, each once."""
         return self._loader("test")
 
     def predict_dataloader(self) -> DataLoader[Batch]:
-        """Returns the pictures to predict, each once."""
+        """Returns the images to predict, each once."""
         return self._loader("predict")
 
     def _loader(self, name: str) -> DataLoader[Batch]:
-        pictures = self.sets[name]
-        return DataLoader(pictures, sampler=EvenSampler(pictures, **self._shard()), **self._loader_options(pictures))
+        images = self.datasets[name]
+        return DataLoader(
+            images, sampler=DistributedEvalSampler(images, **self._shard()), **self._loader_options(images)
+        )
 
-    def _loader_options(self, pictures: PictureSet) -> dict[str, Any]:
+    def _loader_options(self, images: ImageDataset) -> dict[str, Any]:
         workers = self.num_workers
         if workers is None:
-            workers = 0 if isinstance(pictures, MemoryPictures) else min(8, os.cpu_count() or 1)
+            workers = 0 if isinstance(images, InMemoryDataset) else min(8, os.cpu_count() or 1)
         return {
             "batch_size": self.batch_size,
-            "collate_fn": _hand_over,
+            "collate_fn": collate_shared,
             "num_workers": workers,
             "persistent_workers": workers > 0,  # starting two workers anew costs about 0.6 s an epoch
             "pin_memory": torch.cuda.is_available(),
         }
 
     def _shard(self) -> dict[str, Any]:
-        """Which share of the pictures this process works on; the same for the ranks of one tensor-parallel group."""
+        """Which share of the images this process works on; the same for the ranks of one tensor-parallel group."""
         kwargs = self.trainer.distributed_sampler_kwargs if self.trainer else None
         return kwargs or {"num_replicas": 1, "rank": 0}
 
@@ -185,9 +193,9 @@ class ImageDataModule(LightningDataModule):
             rank: Which process's batch it is.
         """
         _seed_device(batch["image"].device, _seed(step, rank))
-        batch["image"] = shift_and_flip(batch["image"], self.shift, self.flip)
-        if self.augment_each is not None:
-            batch["image"] = self.augment_each(batch["image"])
+        batch["image"] = random_shift_flip(batch["image"], self.shift, self.flip)
+        if self.per_image is not None:
+            batch["image"] = self.per_image(batch["image"])
         if self.mixup or self.cutmix:
             self._mix(batch)
         return batch
@@ -200,7 +208,7 @@ class ImageDataModule(LightningDataModule):
         batch["label"] = batch["target"].argmax(1)
 
 
-def _hand_over(batch: Batch) -> Batch:
+def collate_shared(batch: Batch) -> Batch:
     """Stands in for collation: the set hands out whole batches.
 
     A worker moves them to shared memory here. Left to the queue between the processes, this would happen in a thread
@@ -220,17 +228,6 @@ def _batches_done(trainer: Any) -> int:
         return 0
     done: int = trainer.fit_loop.epoch_loop.batch_progress.current.processed
     return done
-
-
-def require(name: str, value: float, low: float, high: float | None = None) -> None:
-    """Refuses the value of an option that is out of range.
-
-    Raises:
-        MisconfigurationException: Names the option and its limits.
-    """
-    if value < low or (high is not None and value > high):
-        limits = f"at least {low}" if high is None else f"between {low} and {high}"
-        raise MisconfigurationException(f"--data.{name} is {value}; it must be {limits}.")
 
 
 def _seed(*position: int) -> int:

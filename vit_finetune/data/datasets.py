@@ -1,4 +1,4 @@
-"""Sets of labelled pictures that hand out whole batches, and the order in which they are visited."""
+"""Sets of labeled images that hand out whole batches, and the order in which they are visited."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,25 +7,26 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from vit_finetune.data.decode import BrokenPicture, decode
+from vit_finetune.data.decode import decode
+from vit_finetune.errors import ImageDecodeError
 
 Batch = dict[str, Any]
-"""``image`` uint8 ``(B, 3, H, W)``; ``label`` int64 ``(B,)``, -1 where unknown; ``index`` int64 ``(B,)``, the picture's
+"""``image`` uint8 ``(B, 3, H, W)``; ``label`` int64 ``(B,)``, -1 where unknown; ``index`` int64 ``(B,)``, the image's
 position in its set, -1 for a filler that only evens out the work of several processes. Files to predict also have
-``error``, a list of ``None`` or text, see :class:`vit_finetune.data.datasets.PicturesToPredict`. A training batch that was
+``error``, a list of ``None`` or text, see :class:`vit_finetune.data.datasets.UnlabeledImageDataset`. A training batch that was
 mixed has ``target``, float32 ``(B, C)``; its ``label`` is the class with the largest share."""
 
 UNKNOWN = -1
 
 
-class PictureSet(Dataset[Batch]):
-    """Pictures with labels and names; a subclass knows where the pixels are.
+class ImageDataset(Dataset[Batch]):
+    """Images with labels and names; a subclass knows where the pixels are.
 
     A DataLoader asks it for a batch at a time (``__getitems__``), so a set in memory costs one index operation a batch.
 
     Args:
         labels: int64, shape ``(N,)``, -1 where unknown.
-        names: For each picture its path, or where in the data set it comes from.
+        names: For each image its path, or where in the dataset it comes from.
     """
 
     def __init__(self, labels: Tensor, names: Sequence[str]) -> None:
@@ -36,8 +37,8 @@ class PictureSet(Dataset[Batch]):
         """Returns uint8 ``(B, 3, H, W)`` for int64 ``(B,)`` positions."""
         raise NotImplementedError
 
-    def subset(self, positions: Tensor) -> "PictureSet":
-        """Returns a set of the same kind with only these pictures, in this order."""
+    def subset(self, positions: Tensor) -> "ImageDataset":
+        """Returns a set of the same kind with only these images, in this order."""
         raise NotImplementedError
 
     def __len__(self) -> int:
@@ -47,24 +48,24 @@ class PictureSet(Dataset[Batch]):
         return {key: value[0] for key, value in self.__getitems__([position]).items()}
 
     def __getitems__(self, positions: list[int]) -> Batch:
-        """Returns a batch; positions beyond the end (see :class:`EvenSampler`) give fillers."""
+        """Returns a batch; positions beyond the end (see :class:`DistributedEvalSampler`) give fillers."""
         asked = torch.tensor(positions)
         real = asked % len(self)
-        filler = asked >= len(self)
+        padding = asked >= len(self)
         return {
             "image": self.images_at(real),
-            "label": self.labels[real].masked_fill(filler, UNKNOWN),
-            "index": real.masked_fill(filler, UNKNOWN),
+            "label": self.labels[real].masked_fill(padding, UNKNOWN),
+            "index": real.masked_fill(padding, UNKNOWN),
         }
 
 
-class MemoryPictures(PictureSet):
-    """Pictures of one size, decoded and held in memory.
+class InMemoryDataset(ImageDataset):
+    """Images of one size, decoded and held in memory.
 
     Args:
         images: uint8, shape ``(N, 3, H, W)``.
         labels: int64, shape ``(N,)``.
-        names: One per picture.
+        names: One per image.
     """
 
     def __init__(self, images: Tensor, labels: Tensor, names: Sequence[str]) -> None:
@@ -75,27 +76,19 @@ class MemoryPictures(PictureSet):
         """Returns uint8 ``(B, 3, H, W)`` by one index operation."""
         return self.images[positions]
 
-    def subset(self, positions: Tensor) -> "MemoryPictures":
-        """Returns the pictures at these positions as a set of their own."""
+    def subset(self, positions: Tensor) -> "InMemoryDataset":
+        """Returns the images at these positions as a set of their own."""
         names = [self.names[position] for position in positions.tolist()]
-        return MemoryPictures(self.images[positions], self.labels[positions], names)
+        return InMemoryDataset(self.images[positions], self.labels[positions], names)
 
 
-
-
-
-
-
-
-
-
-class FilePictures(PictureSet):
-    """Pictures that are decoded each time they are asked for.
+class ImageFileDataset(ImageDataset):
+    """Images that are decoded each time they are asked for.
 
     Args:
         paths: The files.
         labels: int64, shape ``(N,)``.
-        size: Side in pixels of the square that every picture becomes.
+        size: Side in pixels of the square that every image becomes.
     """
 
     def __init__(self, paths: Sequence[str], labels: Tensor, size: int = 224) -> None:
@@ -106,28 +99,28 @@ class FilePictures(PictureSet):
         """Decodes a batch, uint8 ``(B, 3, size, size)``.
 
         Raises:
-            BrokenPicture: Names the first file that cannot be read.
+            ImageDecodeError: Names the first file that cannot be read.
         """
         return torch.stack([self.image_at(position) for position in positions.tolist()])
 
     def image_at(self, position: int) -> Tensor:
-        """Decodes one picture, uint8 ``(3, size, size)``."""
+        """Decodes one image, uint8 ``(3, size, size)``."""
         return decode(self.names[position], self.size)
 
-    def subset(self, positions: Tensor) -> "FilePictures":
-        """Returns the pictures at these positions as a set of their own."""
+    def subset(self, positions: Tensor) -> "ImageFileDataset":
+        """Returns the images at these positions as a set of their own."""
         names = [self.names[position] for position in positions.tolist()]
-        return FilePictures(names, self.labels[positions], self.size)
+        return ImageFileDataset(names, self.labels[positions], self.size)
 
 
-class PicturesToPredict(FilePictures):
-    """Files without labels, some of which may turn out not to be pictures.
+class UnlabeledImageDataset(ImageFileDataset):
+    """Files without labels, some of which may turn out not to be images.
 
-    A batch has one more entry, ``error``: for each picture ``None``, or why it cannot be read; it is black then.
+    A batch has one more entry, ``error``: for each image ``None``, or why it cannot be read; it is black then.
 
     Args:
         paths: The files.
-        size: Side in pixels of the square that every picture becomes.
+        size: Side in pixels of the square that every image becomes.
     """
 
     def __init__(self, paths: Sequence[str], size: int) -> None:
@@ -135,10 +128,10 @@ class PicturesToPredict(FilePictures):
         self.errors: dict[int, str] = {}
 
     def image_at(self, position: int) -> Tensor:
-        """Decodes one picture, uint8 ``(3, size, size)``; keeps the error if it is broken."""
+        """Decodes one image, uint8 ``(3, size, size)``; keeps the error if it is broken."""
         try:
             return super().image_at(position)
-        except BrokenPicture as error:
+        except ImageDecodeError as error:
             self.errors[position] = str(error).removeprefix(f"{self.names[position]!r}: ")
             return torch.zeros(3, self.size, self.size, dtype=torch.uint8)
 

@@ -1,4 +1,4 @@
-"""Finding picture files and trying them, many at a time, with a word on how far it has come."""
+"""Finding image files and trying them, many at a time, with a word on how far it has come."""
 
 import os
 import time
@@ -11,9 +11,10 @@ from typing import TypeVar
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
-from vit_finetune.data.decode import EXTENSIONS, BrokenPicture
+from vit_finetune.data.decode import EXTENSIONS
+from vit_finetune.errors import ImageDecodeError
 
-# Folders that archives, network drives and operating systems leave among pictures, in lower case.
+# Folders that archives, network drives and operating systems leave among images, in lower case.
 SYSTEM_FOLDERS = frozenset(
     {"__macosx", "__pycache__", "@eadir", "#recycle", "#snapshot", "$recycle.bin", "lost+found"}
     | {"system volume information"}
@@ -23,14 +24,14 @@ AT_ONCE = 1024  # files handed to the threads together, so that a million files 
 T = TypeVar("T")
 
 
-def find_pictures(folder: Path) -> list[str]:
-    """Lists the picture files below a folder in a stable order.
+def find_images(folder: Path) -> list[str]:
+    """Lists the image files below a folder in a stable order.
 
     Hidden files and folders, system folders, and files of other types are left out. Links are followed, but no folder
-    is entered twice, nor one that ``folder`` lies in. A folder that cannot be opened is listed as if it were a picture,
+    is entered twice, nor one that ``folder`` lies in. A folder that cannot be opened is listed as if it were an image,
     so that it is named together with the files that cannot be read.
     """
-    return list(report(_walk(os.fspath(folder)), f"{folder}: pictures found"))
+    return list(report(_walk(os.fspath(folder)), f"{folder}: images found"))
 
 
 def _walk(top: str) -> Iterator[str]:
@@ -45,7 +46,7 @@ def _walk(top: str) -> Iterator[str]:
                 seen.add(identity)
                 new.append(name)
         folders[:] = new
-        yield from (os.path.join(parent, name) for name in sorted(names) if _is_picture(name))
+        yield from (os.path.join(parent, name) for name in sorted(names) if _is_image(name))
     yield from (error.filename for error in closed)
 
 
@@ -54,7 +55,7 @@ def _identity(folder: str | Path) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-def _is_picture(name: str) -> bool:
+def _is_image(name: str) -> bool:
     return not name.startswith(".") and os.path.splitext(name)[1].lower() in EXTENSIONS
 
 
@@ -63,7 +64,7 @@ def _is_shown(folder: str) -> bool:
 
 
 def list_classes(tree: Path) -> dict[str, list[str]]:
-    """Lists the class folders of a tree with their picture files, hidden and system folders left out.
+    """Lists the class folders of a tree with their image files, hidden and system folders left out.
 
     A folder's name is read as UTF-8 whatever the locale, so that a class has one name on every machine.
 
@@ -75,7 +76,7 @@ def list_classes(tree: Path) -> dict[str, list[str]]:
     except OSError as error:
         raise MisconfigurationException(f"{tree} cannot be listed: {error.strerror}.") from error
     return {
-        os.fsencode(name).decode(errors="surrogateescape"): find_pictures(tree / name)
+        os.fsencode(name).decode(errors="surrogateescape"): find_images(tree / name)
         for name in report(folders, f"{tree}: class folders listed", len(folders))
     }
 
@@ -89,29 +90,29 @@ def read_list(file: Path) -> list[str]:
     content = file.read_bytes().removeprefix(b"\xef\xbb\xbf")  # some editors mark UTF-8 so
     if b"\0" in content:
         raise MisconfigurationException(
-            f"--data.root {file} is neither a folder, nor a picture ({' '.join(sorted(EXTENSIONS))}), nor a list of "
+            f"--data.root {file} is neither a folder, nor an image ({' '.join(sorted(EXTENSIONS))}), nor a list of "
             "paths, one a line."
         )
     lines = (line.rstrip(b"\r") for line in content.split(b"\n"))
     return [os.path.join(file.parent, os.fsdecode(line)) for line in lines if line.strip()]
 
 
-def try_files(function: Callable[[str], T], paths: Sequence[str], doing: str) -> Iterator[T | BrokenPicture]:
+def try_files(function: Callable[[str], T], paths: Sequence[str], doing: str) -> Iterator[T | ImageDecodeError]:
     """Applies a function to files in parallel threads and yields its results in order, an error where one is broken.
 
     Args:
-        function: Takes a path; raises ``BrokenPicture``.
+        function: Takes a path; raises ``ImageDecodeError``.
         paths: The files.
         doing: What is done, for the line that tells how far it has come.
     """
 
-    def attempt(path: str) -> T | BrokenPicture:
+    def attempt(path: str) -> T | ImageDecodeError:
         try:
             return function(path)
-        except BrokenPicture as error:
-            return BrokenPicture(str(error))  # a new one, since a caught one holds on to the picture
+        except ImageDecodeError as error:
+            return ImageDecodeError(str(error))  # a new one, since a caught one holds on to the image
 
-    def results() -> Iterator[T | BrokenPicture]:
+    def results() -> Iterator[T | ImageDecodeError]:
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             rest = iter(paths)
             while some := list(islice(rest, AT_ONCE)):

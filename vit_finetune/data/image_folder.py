@@ -1,4 +1,4 @@
-"""Your own pictures: one folder a class."""
+"""Your own images: one folder a class."""
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -9,11 +9,12 @@ import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_only, rank_zero_warn
 
-from vit_finetune.data.datamodule import STAGES, ImageDataModule, require
-from vit_finetune.data.datasets import FilePictures, MemoryPictures, PictureSet, PicturesToPredict
-from vit_finetune.data.decode import EXTENSIONS, BrokenPicture, decode, read_size
-from vit_finetune.data.file_listing import find_pictures, list_classes, read_list, try_files
-from vit_finetune.data.samplers import stratified_holdout
+from vit_finetune.data.datamodule import STAGES, ImageDataModule
+from vit_finetune.data.datasets import ImageDataset, ImageFileDataset, InMemoryDataset, UnlabeledImageDataset
+from vit_finetune.data.decode import EXTENSIONS, decode, read_size
+from vit_finetune.data.file_listing import find_images, list_classes, read_list, try_files
+from vit_finetune.data.samplers import stratified_split
+from vit_finetune.errors import ImageDecodeError, require
 
 SPLITS = ("train", "val", "test")
 SHOWN = 20  # broken files that a message names
@@ -21,24 +22,24 @@ T = TypeVar("T")
 
 
 class ImageFolder(ImageDataModule):
-    """Pictures in folders named after their classes.
+    """Images in folders named after their classes.
 
     Either ``root/train/<class>/*.jpg`` with ``val`` and ``test`` beside ``train``, or one tree ``root/<class>/*.jpg``
     that is split by a seed. A missing ``val`` is cut out of ``train``. Without ``test``, the command ``test`` scores
-    the validation pictures and says so. Hidden files and folders, what operating systems leave behind, and files of
+    the validation images and says so. Hidden files and folders, what operating systems leave behind, and files of
     other types are left out.
 
-    ``predict`` needs no labels: it takes every picture below ``root/test``, or else ``root/val``, or else ``root``.
+    ``predict`` needs no labels: it takes every image below ``root/test``, or else ``root/val``, or else ``root``.
 
     Args:
-        root: The folder; for predict also one picture, or a text file with one path a line, absolute or relative to
+        root: The folder; for predict also one image, or a text file with one path a line, absolute or relative to
             the text file's folder.
-        test_fraction: One tree only: share of each class that is held out for ``test``; 1 makes all pictures test
-            pictures.
-        size: Side in pixels to which pictures are brought when read (shorter side resized, centre cut). By default
+        test_fraction: One tree only: share of each class that is held out for ``test``; 1 makes all images test
+            images.
+        size: Side in pixels to which images are brought when read (shorter side resized, center cut). By default
             squares of one size no larger than the model's input stay as they are, and everything else takes the
             model's input size.
-        cache_gb: Decode once and keep the pictures in memory if they take up to this many GB; larger sets are decoded
+        cache_gb: Decode once and keep the images in memory if they take up to this many GB; larger sets are decoded
             anew each epoch, in ``num_workers`` processes.
         skip_broken: Leave out files that cannot be read and list them, in the run's folder too, instead of refusing to
             start. Every file is then decoded once before the start.
@@ -55,9 +56,9 @@ class ImageFolder(ImageDataModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        require("test_fraction", test_fraction, 0, 1)
-        require("size", 1 if size is None else size, 1)
-        require("cache_gb", cache_gb, 0)
+        require("--data.test_fraction", test_fraction, 0, 1)
+        require("--data.size", 1 if size is None else size, 1)
+        require("--data.cache_gb", cache_gb, 0)
         self.root = Path(root)
         self.test_fraction = test_fraction
         self.size = size
@@ -77,15 +78,15 @@ class ImageFolder(ImageDataModule):
         if not self.root.exists():
             raise MisconfigurationException(f"--data.root {self.root} does not exist.")
 
-    def load(self, stage: str) -> dict[str, PictureSet]:
+    def load(self, stage: str) -> dict[str, ImageDataset]:
         """Lists the files, checks them, and reads them into memory if they fit.
 
         Raises:
-            MisconfigurationException: The folder, a class or the pictures of the stage are missing, a class is unknown
+            MisconfigurationException: The folder, a class or the images of the stage are missing, a class is unknown
                 to the model, or files are broken; one message for all files.
         """
         if stage == "predict":
-            return {"predict": self._unlabelled()}
+            return {"predict": self._unlabeled()}
         if problem := self.missing():
             raise MisconfigurationException(problem)
         files = self._list(stage)
@@ -93,37 +94,37 @@ class ImageFolder(ImageDataModule):
         loaded = self._read({name: files[name] for name in STAGES[stage]}, broken)
         return self._without(broken, loaded, stage) if broken else loaded
 
-    def _unlabelled(self) -> PicturesToPredict:
-        """Finds the pictures to predict; which of them are broken is told in the table of predictions."""
+    def _unlabeled(self) -> UnlabeledImageDataset:
+        """Finds the images to predict; which of them are broken is told in the table of predictions."""
         if self.root.is_file():
-            is_picture = self.root.suffix.lower() in EXTENSIONS
-            paths = [str(self.root)] if is_picture else read_list(self.root)
+            is_image = self.root.suffix.lower() in EXTENSIONS
+            paths = [str(self.root)] if is_image else read_list(self.root)
         else:
             splits = [self.root / name for name in ("test", "val") if (self.root / name).is_dir()]
-            paths = find_pictures([*splits, self.root][0])
+            paths = find_images([*splits, self.root][0])
         if not paths:
-            raise MisconfigurationException(f"--data.root {self.root} has no pictures; {_accepted_types()}")
+            raise MisconfigurationException(f"--data.root {self.root} has no images; {_accepted_types()}")
         sizes = {size for _, size in _sound(read_size, paths, {})}
-        return PicturesToPredict(paths, self._size_for(sizes))
+        return UnlabeledImageDataset(paths, self._size_for(sizes))
 
-    def _list(self, stage: str) -> dict[str, FilePictures]:
+    def _list(self, stage: str) -> dict[str, ImageFileDataset]:
         """Finds the files of the stage without opening them."""
         trees = {split: self.root / split for split in SPLITS if (self.root / split).is_dir()}
         classes = {split: list_classes(tree) for split, tree in (trees or {"all": self.root}).items()}
         self.class_names = self._name_classes(classes)
         files = {split: self._label(found) for split, found in classes.items()}
         if "all" in files:
-            rest, test = stratified_holdout(files["all"].labels, self.test_fraction, self.split_seed)
+            rest, test = stratified_split(files["all"].labels, self.test_fraction, self.split_seed)
             files = {"train": files["all"].subset(rest), "test": files["all"].subset(test)}
         if "val" not in files and "train" in files and (stage != "test" or "test" not in files):
-            files |= self.hold_out(files["train"])  # type: ignore[arg-type]
+            files |= self.split_train_val(files["train"])  # type: ignore[arg-type]
         if "test" not in files and "val" in files:
             if stage == "test":
-                rank_zero_info(f"{self.root} has no folder test: these are the pictures of val.")
+                rank_zero_info(f"{self.root} has no folder test: these are the images of val.")
             files["test"] = files["val"]
         for name in STAGES[stage]:
             if not len(files.get(name, ())):
-                raise MisconfigurationException(f"--data.root {self.root} has no {name} pictures for {stage}.")
+                raise MisconfigurationException(f"--data.root {self.root} has no {name} images for {stage}.")
         return files
 
     def _name_classes(self, classes: Mapping[str, Mapping[str, list[str]]]) -> list[str]:
@@ -134,14 +135,14 @@ class ImageFolder(ImageDataModule):
         found = set().union(*classes.values())
         if not found:
             raise MisconfigurationException(
-                f"--data.root {self.root} has no class folders. Pictures lie in root/<class>/ or root/train/<class>/."
+                f"--data.root {self.root} has no class folders. Images lie in root/<class>/ or root/train/<class>/."
             )
         names = known or _in_order(set(trained or found))
         if trained is not None and known is None:
             empty = [name for name in names if not trained[name]]
             if empty:
                 raise MisconfigurationException(
-                    f"{self.root}: no pictures in the class folder {', '.join(empty)}; {_accepted_types()}"
+                    f"{self.root}: no images in the class folder {', '.join(empty)}; {_accepted_types()}"
                 )
         for split, folders in classes.items():
             unknown = sorted(set(folders) - set(names))
@@ -152,25 +153,25 @@ class ImageFolder(ImageDataModule):
             lacking = [name for name in names if not folders.get(name)]
             if lacking:
                 rank_zero_info(
-                    f"{self.root}, {split}: no pictures of {', '.join(lacking)}. The other classes keep their labels."
+                    f"{self.root}, {split}: no images of {', '.join(lacking)}. The other classes keep their labels."
                 )
         return names
 
-    def _label(self, classes: Mapping[str, list[str]]) -> FilePictures:
+    def _label(self, classes: Mapping[str, list[str]]) -> ImageFileDataset:
         assert self.class_names is not None
         label = {name: position for position, name in enumerate(self.class_names)}
         labels = [label[name] for name, paths in classes.items() for _ in paths]
-        return FilePictures([path for paths in classes.values() for path in paths], torch.tensor(labels).long())
+        return ImageFileDataset([path for paths in classes.values() for path in paths], torch.tensor(labels).long())
 
-    def _read(self, files: dict[str, FilePictures], broken: dict[str, str]) -> dict[str, PictureSet]:
+    def _read(self, files: dict[str, ImageFileDataset], broken: dict[str, str]) -> dict[str, ImageDataset]:
         """Decides on size and place, and decodes what goes into memory; notes what is broken by its path."""
-        for pictures in files.values():
-            pictures.size = self._size_for({size for _, size in _sound(read_size, pictures.names, broken)})
-        if sum(len(pictures) * 3 * pictures.size**2 for pictures in files.values()) <= self.cache_gb * 1e9:
-            return {name: _into_memory(pictures, broken) for name, pictures in files.items()}
+        for images in files.values():
+            images.size = self._size_for({size for _, size in _sound(read_size, images.names, broken)})
+        if sum(len(images) * 3 * images.size**2 for images in files.values()) <= self.cache_gb * 1e9:
+            return {name: _into_memory(images, broken) for name, images in files.items()}
         if self.skip_broken:
-            for pictures in files.values():
-                for _ in _sound(lambda path: decode(path).shape, pictures.names, broken):
+            for images in files.values():
+                for _ in _sound(lambda path: decode(path).shape, images.names, broken):
                     pass  # only what is broken counts
         return dict(files)
 
@@ -182,30 +183,30 @@ class ImageFolder(ImageDataModule):
         width, height = next(iter(sizes)) if len(sizes) == 1 else (None, None)
         return width if width is not None and width == height and width <= limit else limit
 
-    def _without(self, broken: dict[str, str], sets: dict[str, PictureSet], stage: str) -> dict[str, PictureSet]:
+    def _without(self, broken: dict[str, str], sets: dict[str, ImageDataset], stage: str) -> dict[str, ImageDataset]:
         """Refuses broken files, or leaves them out and lists them where that was asked for."""
         lines = [broken[path] for path in sorted(broken)]
         shown = "".join(f"\n  {line}" for line in lines[:SHOWN])
         shown += f"\n  and {len(lines) - SHOWN} more" if len(lines) > SHOWN else ""
         if not self.skip_broken:
             raise MisconfigurationException(
-                f"{len(lines)} pictures cannot be read; mend or remove them, or leave them out with "
+                f"{len(lines)} images cannot be read; mend or remove them, or leave them out with "
                 f"--data.skip_broken true:{shown}"
             )
-        rank_zero_warn(f"{len(lines)} pictures cannot be read and are left out:{shown}")
+        rank_zero_warn(f"{len(lines)} images cannot be read and are left out:{shown}")
         # A trainer without a logger, such as that of export, has no folder of its own.
         folder = self.trainer.log_dir if self.trainer and self.trainer.loggers else None
         if folder:
             _write_lines(Path(folder) / f"skipped-{stage}.txt", lines)
         kept = {
-            name: pictures.subset(torch.tensor([path not in broken for path in pictures.names]).nonzero().flatten())
-            for name, pictures in sets.items()
+            name: images.subset(torch.tensor([path not in broken for path in images.names]).nonzero().flatten())
+            for name, images in sets.items()
         }
-        for name, pictures in kept.items():
-            lost = set(sets[name].labels.tolist()) - set(pictures.labels.tolist())
-            if lost and (name == "train" or not len(pictures)):
+        for name, images in kept.items():
+            lost = set(sets[name].labels.tolist()) - set(images.labels.tolist())
+            if lost and (name == "train" or not len(images)):
                 classes = ", ".join((self.class_names or [])[label] for label in sorted(lost))
-                raise MisconfigurationException(f"No picture of these classes in {name} can be read: {classes}.{shown}")
+                raise MisconfigurationException(f"No image of these classes in {name} can be read: {classes}.{shown}")
         return kept
 
 
@@ -226,15 +227,15 @@ def _accepted_types() -> str:
 
 def _sound(function: Callable[[str], T], paths: list[str], broken: dict[str, str]) -> Iterator[tuple[int, T]]:
     """Yields position and result for every file that is not broken; notes the message of each that is."""
-    for position, result in enumerate(try_files(function, paths, "pictures checked")):
-        if isinstance(result, BrokenPicture):
+    for position, result in enumerate(try_files(function, paths, "images checked")):
+        if isinstance(result, ImageDecodeError):
             broken[paths[position]] = str(result)
         else:
             yield position, result
 
 
-def _into_memory(pictures: FilePictures, broken: dict[str, str]) -> MemoryPictures:
-    images = torch.zeros(len(pictures), 3, pictures.size, pictures.size, dtype=torch.uint8)
-    for position, image in _sound(partial(decode, size=pictures.size), pictures.names, broken):
+def _into_memory(dataset: ImageFileDataset, broken: dict[str, str]) -> InMemoryDataset:
+    images = torch.zeros(len(dataset), 3, dataset.size, dataset.size, dtype=torch.uint8)
+    for position, image in _sound(partial(decode, size=dataset.size), dataset.names, broken):
         images[position] = image
-    return MemoryPictures(images, pictures.labels, pictures.names)
+    return InMemoryDataset(images, dataset.labels, dataset.names)

@@ -1,4 +1,4 @@
-"""Generated pictures in the format of CIFAR-10: no download, yet hard enough to need a network."""
+"""Generated images in the format of CIFAR-10: no download, yet hard enough to need a network."""
 
 import math
 from collections.abc import Callable
@@ -7,27 +7,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vit_finetune.data.datamodule import ImageDataModule, require
-from vit_finetune.data.datasets import MemoryPictures, PictureSet
+from vit_finetune.data.datamodule import ImageDataModule
+from vit_finetune.data.datasets import ImageDataset, InMemoryDataset
+from vit_finetune.errors import require
 
 PIXELS = 32
-CHUNK = 2000  # pictures drawn at once, to bound memory
+CHUNK = 2000  # images drawn at once, to bound memory
 
 NAMES = ["bar", "crescent", "cross", "disc", "heart", "pentagon", "ring", "square", "star", "triangle"]
 
 
 class Shapes(ImageDataModule):
-    """Ten kinds of shapes, 32 by 32 pixels in colour, drawn from a seed.
+    """Ten kinds of shapes, 32 by 32 pixels in color, drawn from a seed.
 
-    A bright shape on a darker ground; place, size, rotation, colours, brightness gradient and noise are random, so that
-    neither colour nor any single pixel tells the class, and a linear model stays far from a network. Training and test
-    pictures come from different seeds; the same options always give the same pictures.
+    A bright shape on a darker ground; place, size, rotation, colors, brightness gradient and noise are random, so that
+    neither color nor any single pixel tells the class, and a linear model stays far from a network. Training and test
+    images come from different seeds; the same options always give the same images.
 
     Args:
-        train_size: Number of training pictures, validation included.
-        test_size: Number of test pictures.
+        train_size: Number of training images, validation included.
+        test_size: Number of test images.
         noise: Standard deviation of the pixel noise on a 0-1 scale.
-        seed: Decides which pictures are drawn.
+        seed: Decides which images are drawn.
         kwargs: Options of every data module, see :class:`ImageDataModule`.
     """
 
@@ -35,30 +36,30 @@ class Shapes(ImageDataModule):
         self, train_size: int = 10_000, test_size: int = 2_000, noise: float = 0.05, seed: int = 0, **kwargs: Any
     ) -> None:
         super().__init__(**kwargs)
-        require("train_size", train_size, 1)
-        require("test_size", test_size, 1)
-        require("noise", noise, 0)
+        require("--data.train_size", train_size, 1)
+        require("--data.test_size", test_size, 1)
+        require("--data.noise", noise, 0)
         self.train_size, self.test_size = train_size, test_size
         self.noise = noise
         self.seed = seed
         self.class_names = NAMES
 
-    def load(self, stage: str) -> dict[str, PictureSet]:
-        """Draws the pictures of a stage."""
+    def load(self, stage: str) -> dict[str, ImageDataset]:
+        """Draws the images of a stage."""
         if stage in ("fit", "validate"):
-            return self.hold_out(self._draw("train", self.train_size, 2 * self.seed))
+            return self.split_train_val(self._draw("train", self.train_size, 2 * self.seed))
         test = self._draw("test", self.test_size, 2 * self.seed + 1)
         return {"test": test, "predict": test}
 
-    def _draw(self, split: str, count: int, seed: int) -> PictureSet:
+    def _draw(self, split: str, count: int, seed: int) -> ImageDataset:
         generator = torch.Generator().manual_seed(seed)
         labels = torch.arange(count) % len(NAMES)
         images = torch.cat([draw(chunk, self.noise, generator) for chunk in labels.split(CHUNK)])
-        return MemoryPictures(images, labels, [f"{split}/{i:05d}" for i in range(count)])
+        return InMemoryDataset(images, labels, [f"{split}/{i:05d}" for i in range(count)])
 
 
 def draw(labels: Tensor, noise: float, generator: torch.Generator) -> Tensor:
-    """Draws one shape a picture.
+    """Draws one shape an image.
 
     Args:
         labels: int64, shape ``(N,)``, indices into ``NAMES``.
@@ -74,10 +75,10 @@ def draw(labels: Tensor, noise: float, generator: torch.Generator) -> Tensor:
         return torch.rand(count, *shape, generator=generator) * (high - low) + low
 
     radius = uniform(7, 12, 1, 1)
-    centre = uniform(-1, 1, 2, 1, 1) * (PIXELS / 2 - 1 - radius)[:, None].clamp(min=0)
+    center = uniform(-1, 1, 2, 1, 1) * (PIXELS / 2 - 1 - radius)[:, None].clamp(min=0)
     angle = uniform(0, 2 * math.pi, 1, 1)
     axis = torch.arange(PIXELS) - (PIXELS - 1) / 2
-    dx, dy = axis[None, None, :] - centre[:, 0], axis[None, :, None] - centre[:, 1]
+    dx, dy = axis[None, None, :] - center[:, 0], axis[None, :, None] - center[:, 1]
     x = (dx * angle.cos() + dy * angle.sin()) / radius
     y = (dy * angle.cos() - dx * angle.sin()) / radius
 

@@ -1,4 +1,4 @@
-"""Augmentation of a batch on the device, drawn anew for each picture."""
+"""Augmentation of a batch on the device, drawn anew for each image."""
 
 from collections.abc import Callable
 
@@ -6,14 +6,14 @@ import torch
 from torch import Tensor
 from torchvision.transforms import v2
 
-GREY = 128.0  # about zero after normalisation, with the usual channel means
+GRAY = 128.0  # about zero after normalization, with the usual channel means
 
 
-def shift_and_flip(images: Tensor, shift: float, flip: bool) -> Tensor:
-    """Moves every picture by a random offset and mirrors every second one.
+def random_shift_flip(images: Tensor, shift: float, flip: bool) -> Tensor:
+    """Moves every image by a random offset and mirrors every second one.
 
     The usual "pad by 4 pixels and crop" of CIFAR-10 is ``shift=0.125`` at 32 pixels. What the move leaves empty is
-    filled by reflection. Pixels are moved, never interpolated, so uint8 pictures stay exact.
+    filled by reflection. Pixels are moved, never interpolated, so uint8 images stay exact.
 
     Args:
         images: Shape ``(B, C, H, W)``, any dtype.
@@ -46,17 +46,17 @@ def _shifted(batch: int, length: int, most: int, device: torch.device) -> Tensor
     return (length - 1) - ((length - 1) - position).abs()
 
 
-def each_picture(auto_augment: str | None, erase: float) -> Callable[[Tensor], Tensor] | None:
-    """Builds the part of augmentation that torchvision draws, applied to one picture at a time.
+def per_image_transform(auto_augment: str | None, erase: float) -> Callable[[Tensor], Tensor] | None:
+    """Builds the part of augmentation that torchvision draws, applied to one image at a time.
 
-    Given a whole batch, torchvision's random transforms draw once for all its pictures; so the batch is taken apart.
-    One thread of an AMD EPYC needs 0.11 ms for TrivialAugment and 0.03 ms for erasing on a picture of 32 pixels, 0.54
+    Given a whole batch, torchvision's random transforms draw once for all its images; so the batch is taken apart.
+    One thread of an AMD EPYC needs 0.11 ms for TrivialAugment and 0.03 ms for erasing on an image of 32 pixels, 0.54
     and 0.06 ms at 224 pixels: next to a training step on a CPU nothing, on a fast GPU the host may become the limit.
 
     Args:
         auto_augment: ``trivial`` for TrivialAugment Wide (Mueller and Hutter 2021, arXiv:2103.10158), ``rand`` for
             RandAugment with two operations of magnitude 9 (Cubuk et al. 2019, arXiv:1909.13719), ``None`` for neither.
-        erase: Probability that a rectangle of 2 % to 33 % of the picture becomes grey (Zhong et al. 2017,
+        erase: Probability that a rectangle of 2 % to 33 % of the image becomes gray (Zhong et al. 2017,
             arXiv:1708.04896).
 
     Returns:
@@ -67,9 +67,9 @@ def each_picture(auto_augment: str | None, erase: float) -> Callable[[Tensor], T
     steps: list[Callable[[Tensor], Tensor]] = []
     if auto_augment is not None:
         policy = {"trivial": v2.TrivialAugmentWide, "rand": v2.RandAugment}[auto_augment]
-        steps.append(policy(interpolation=v2.InterpolationMode.BILINEAR, fill=[GREY]))
+        steps.append(policy(interpolation=v2.InterpolationMode.BILINEAR, fill=[GRAY]))
     if erase:
-        steps.append(v2.RandomErasing(erase, value=GREY))
+        steps.append(v2.RandomErasing(erase, value=GRAY))
     if not steps:
         return None
     transform = v2.Compose(steps)
@@ -77,7 +77,7 @@ def each_picture(auto_augment: str | None, erase: float) -> Callable[[Tensor], T
 
 
 def mix(images: Tensor, labels: Tensor, mixup: float, cutmix: float, num_classes: int) -> tuple[Tensor, Tensor]:
-    """Mixes every picture of a batch with its neighbour, by torchvision.
+    """Mixes every image of a batch with its neighbor, by torchvision.
 
     Mixup blends the two (Zhang et al. 2017, arXiv:1710.09412), cutmix pastes a box of one into the other (Yun et al.
     2019, arXiv:1905.04899). The share of each is drawn once a batch from a Beta distribution, as in both papers. With

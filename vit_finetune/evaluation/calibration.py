@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-LARGEST = 4.0  # beyond a factor of four either way, the pictures are too few, or too easy, to tell
+LARGEST = 4.0  # beyond a factor of four either way, the images are too few, or too easy, to tell
 BINS = 15  # of equal width, the number that Guo et al. use for the expected calibration error
 
 
@@ -18,8 +18,8 @@ class Bins(NamedTuple):
     """Mean probability of the predicted class, float64, shape ``(bins,)``."""
     accuracy: Tensor
     """Share of right predictions, float64, shape ``(bins,)``."""
-    pictures: Tensor
-    """Number of pictures, int64, shape ``(bins,)``."""
+    images: Tensor
+    """Number of images, int64, shape ``(bins,)``."""
 
 
 def reliability_bins(confidence: Tensor, correct: Tensor, bins: int = BINS) -> Bins:
@@ -40,7 +40,7 @@ def reliability_bins(confidence: Tensor, correct: Tensor, bins: int = BINS) -> B
 def fit_temperature(logits: Tensor, labels: Tensor) -> float:
     """Finds the divisor of the logits under which the probabilities explain held-out labels best.
 
-    It changes no prediction, only how sure each one claims to be. Fitted on validation pictures, it is stored in the
+    It changes no prediction, only how sure each one claims to be. Fitted on validation images, it is stored in the
     checkpoint and used by every probability that this project hands out; losses are always those of plain logits.
 
     Args:

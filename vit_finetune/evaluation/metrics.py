@@ -9,9 +9,11 @@ from torchmetrics import MeanMetric, Metric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
 from torchmetrics.utilities import dim_zero_cat
 
+from vit_finetune.errors import NonFiniteLossError
 
-class Scores(nn.Module):
-    """Means over all pictures of a stage, on any number of processes and with uneven batches.
+
+class StageMetrics(nn.Module):
+    """Means over all images of a stage, on any number of processes and with uneven batches.
 
     Args:
         num_classes: With more than five, top-5 accuracy is counted too.
@@ -29,15 +31,15 @@ class Scores(nn.Module):
         )
 
     def add(self, losses: Tensor, logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        """Counts pictures.
+        """Counts images.
 
         Args:
-            losses: For each picture its loss, or the mean loss of the batch it came in, shape ``(B,)``.
+            losses: For each image its loss, or the mean loss of the batch it came in, shape ``(B,)``.
             logits: float32, shape ``(B, C)``.
             labels: int64, shape ``(B,)``.
 
         Returns:
-            ``loss`` and ``acc`` of these pictures alone, this process's share.
+            ``loss`` and ``acc`` of these images alone, this process's share.
         """
         if not len(labels):
             return {}
@@ -52,7 +54,7 @@ class Scores(nn.Module):
             module.log(f"{stage}/{name}", metric, prog_bar=name == "acc")
 
 
-class Outputs(Metric):
+class PredictionCollector(Metric):
     """Everything a stage answered, gathered from all processes when it is asked for.
 
     For what cannot be counted batch by batch: the temperature, the test report.
@@ -69,7 +71,7 @@ class Outputs(Metric):
             self.add_state(name, default=[], dist_reduce_fx="cat")
 
     def update(self, logits: Tensor, labels: Tensor, index: Tensor) -> None:
-        """Keeps pictures.
+        """Keeps images.
 
         Args:
             logits: float32, shape ``(B, C)``.
@@ -80,19 +82,15 @@ class Outputs(Metric):
             kept.append(new)
 
     def compute(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns logits, labels and index of all pictures, each once, in the order of the index."""
+        """Returns logits, labels and index of all images, each once, in the order of the index."""
         logits, labels, index = (dim_zero_cat(kept) for kept in (self.logits, self.labels, self.index))
         order = index.argsort()
-        # Processes that share the work on a picture (tensor parallel) all have its answer.
+        # Processes that share the work on an image (tensor parallel) all have its answer.
         order = order[index[order].diff(prepend=index.new_tensor([-1])) > 0]
         return logits[order], labels[order], index[order]
 
 
-class NotFinite(RuntimeError):
-    """The loss is not a number any more; the message says where and what may help."""
-
-
-class TrainWindow:
+class StepLogger:
     """The steps since the last logged point; metrics are fed when a point is due, all steps at once.
 
     ``self.log`` in every step would cost about half a millisecond a key, and what it shows in a bar is read, on a GPU
@@ -117,11 +115,11 @@ class TrainWindow:
         """
         self._steps.append((loss.detach().expand(len(logits)), logits.detach(), labels))
 
-    def log(self, module: LightningModule, scores: Scores, step: int) -> None:
+    def log(self, module: LightningModule, scores: StageMetrics, step: int) -> None:
         """Counts the steps into ``scores`` and logs their mean loss and accuracy, and the learning rate.
 
         Raises:
-            NotFinite: The loss is not a number.
+            NonFiniteLossError: The loss is not a number.
         """
         if not self._steps:
             return
@@ -143,11 +141,11 @@ def require_finite(trainer: Trainer, loss: float, stage: str) -> None:
     """Stops all processes when one has lost its numbers, before anything is saved over a good checkpoint.
 
     Raises:
-        NotFinite: The loss of some process is not a number.
+        NonFiniteLossError: The loss of some process is not a number.
     """
     if not trainer.strategy.reduce_boolean_decision(math.isfinite(loss), all=True):
         state = f"learning rate {learning_rate(trainer):.3g}, precision {trainer.precision}"
-        raise NotFinite(
+        raise NonFiniteLossError(
             f"The {stage} loss is not finite by step {trainer.global_step} ({state}). The "
             "last good checkpoint is kept: --ckpt_path last. Try a lower --model.lr, a longer --model.warmup, "
             "--trainer.gradient_clip_val 1, or --trainer.precision bf16-mixed or 32-true."

@@ -1,7 +1,7 @@
-"""Charts of results and pictures of data, for files, TensorBoard and notebooks alike.
+"""Charts of results and images of data, for files, TensorBoard and notebooks alike.
 
 Every function returns a matplotlib ``Figure`` of its own, which needs no display and leaves no state behind:
-``figure.savefig("name.png")``, or ``SummaryWriter.add_figure``. Colours are told apart by colour-blind readers too
+``figure.savefig("name.png")``, or ``SummaryWriter.add_figure``. Colors are told apart by color-blind readers too
 (cividis; Okabe and Ito's palette).
 """
 
@@ -22,7 +22,7 @@ from vit_finetune.formatting import one_line, shorten
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-BLUE, ORANGE, GREY = "#0072B2", "#E69F00", "#999999"  # Okabe and Ito, https://jfly.uni-koeln.de/color/
+BLUE, ORANGE, GRAY = "#0072B2", "#E69F00", "#999999"  # Okabe and Ito, https://jfly.uni-koeln.de/color/
 STYLES = ((ORANGE, "s", "--"), (BLUE, "o", "-"))  # told apart in black and white too
 COUNTED = 20  # classes up to which there is room for numbers in the cells
 NAMED = 120  # classes up to which there is room for every name
@@ -32,12 +32,12 @@ def confusion_figure(matrix: Tensor, class_names: Sequence[str]) -> Figure:
     """Draws which classes are taken for which.
 
     Args:
-        matrix: Numbers of pictures, shape ``(C, C)``, true classes in rows and predictions in columns.
+        matrix: Numbers of images, shape ``(C, C)``, true classes in rows and predictions in columns.
         class_names: One per class.
 
     Returns:
-        A figure that grows with the number of classes. The colour is the share of the true class, on a square-root
-        scale that shows rare mistakes; classes without pictures are grey.
+        A figure that grows with the number of classes. The color is the share of the true class, on a square-root
+        scale that shows rare mistakes; classes without images are gray.
     """
     from matplotlib.colors import PowerNorm
     from matplotlib.figure import Figure
@@ -49,7 +49,7 @@ def confusion_figure(matrix: Tensor, class_names: Sequence[str]) -> Figure:
     side = min(3.5 + 0.16 * classes, 20) if classes > COUNTED else max(4.0, 2 + 0.42 * classes)
     figure = Figure((side + 0.8, side), layout="constrained")
     axes = figure.add_subplot(xlabel="predicted class", ylabel="true class")
-    axes.set_facecolor("lightgrey")
+    axes.set_facecolor("lightgray")
     axes.grid(False)  # a notebook may have switched grids on
     cells = axes.imshow(share, cmap="cividis", norm=PowerNorm(0.5, 0, 1), interpolation="nearest")
     bar = figure.colorbar(cells, ax=axes, shrink=0.8, aspect=30, label="share of the true class (%)")
@@ -63,8 +63,8 @@ def confusion_figure(matrix: Tensor, class_names: Sequence[str]) -> Figure:
     axes.set_yticks(shown, names, fontsize=size)
     if classes <= COUNTED:
         for row, column in np.argwhere(counts):
-            colour = "black" if share[row, column] > 0.3 else "white"
-            axes.text(column, row, f"{counts[row, column]}", ha="center", va="center", color=colour, fontsize=8)
+            color = "black" if share[row, column] > 0.3 else "white"
+            axes.text(column, row, f"{counts[row, column]}", ha="center", va="center", color=color, fontsize=8)
     return figure
 
 
@@ -79,40 +79,40 @@ def reliability_figure(curves: Mapping[str, Bins]) -> Figure:
 
     figure = Figure((5, 6), layout="constrained")
     top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
-    top.plot((0, 100), (0, 100), color=GREY, linewidth=1, linestyle=":", label="perfectly calibrated")
-    for (name, bins), (colour, marker, line) in zip(curves.items(), STYLES, strict=False):
-        filled = np.asarray(bins.pictures) > 0
+    top.plot((0, 100), (0, 100), color=GRAY, linewidth=1, linestyle=":", label="perfectly calibrated")
+    for (name, bins), (color, marker, line) in zip(curves.items(), STYLES, strict=False):
+        filled = np.asarray(bins.images) > 0
         confidence, accuracy = (100 * np.asarray(values)[filled] for values in (bins.confidence, bins.accuracy))
-        top.plot(confidence, accuracy, color=colour, marker=marker, linestyle=line, markersize=5, label=name)
-        edges = np.linspace(0, 100, len(bins.pictures) + 1)
-        bottom.stairs(np.asarray(bins.pictures), edges, color=colour, linestyle=line, linewidth=1.5)
+        top.plot(confidence, accuracy, color=color, marker=marker, linestyle=line, markersize=5, label=name)
+        edges = np.linspace(0, 100, len(bins.images) + 1)
+        bottom.stairs(np.asarray(bins.images), edges, color=color, linestyle=line, linewidth=1.5)
     top.set(ylabel="accuracy (%)", xlim=(0, 100), ylim=(0, 100))
     top.legend(loc="upper left", fontsize=9)
-    bottom.set(xlabel="confidence: probability of the predicted class (%)", ylabel="pictures")
+    bottom.set(xlabel="confidence: probability of the predicted class (%)", ylabel="images")
     for axes in (top, bottom):
         axes.grid(alpha=0.3)
     return figure
 
 
-def picture_grid(
+def image_grid(
     images: Tensor | Sequence[Tensor], captions: Sequence[str], columns: int = 8, title: str | None = None
 ) -> Figure:
-    """Draws pictures in rows, each under its caption.
+    """Draws images in rows, each under its caption.
 
     Args:
         images: uint8, shape ``(N, 3, H, W)``, or a list of ``(3, H, W)`` of any sizes.
-        captions: One per picture, of one or several lines, each of which is cut to the width of the picture. What may
+        captions: One per image, of one or several lines, each of which is cut to the width of the image. What may
             hold line breaks of its own, such as a path, goes through :func:`vit_finetune.formatting.one_line` first.
-        columns: Pictures per row.
+        columns: Images per row.
         title: Drawn above all.
 
     Raises:
-        ValueError: There are no pictures.
+        ValueError: There are no images.
     """
     from matplotlib.figure import Figure
 
     if not len(images):
-        raise ValueError("A grid needs at least one picture.")
+        raise ValueError("A grid needs at least one image.")
     columns = min(columns, len(images))
     rows = math.ceil(len(images) / columns)
     lines = max(caption.count("\n") + 1 for caption in captions)
@@ -138,7 +138,7 @@ def picture_grid(
 
 
 def thumbnail(image: Tensor, side: int = 300) -> Tensor:
-    """Makes a picture no larger than a cell of a grid has room for.
+    """Makes an image no larger than a cell of a grid has room for.
 
     Args:
         image: uint8, shape ``(3, H, W)``.

@@ -1,4 +1,4 @@
-"""What a trained network is worth on labelled pictures: figures, tables, charts."""
+"""What a trained network is worth on labeled images: figures, tables, charts."""
 
 import json
 import math
@@ -23,8 +23,8 @@ from vit_finetune.formatting import one_line, shorten
 WORST = 24  # mistakes that are shown
 
 
-class Share(NamedTuple):
-    """A share of pictures and its 95 % interval."""
+class Proportion(NamedTuple):
+    """A share of images and its 95 % interval."""
 
     value: float
     low: float
@@ -32,7 +32,7 @@ class Share(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Trust:
+class Calibration:
     """How far probabilities can be believed."""
 
     loss: float
@@ -45,23 +45,23 @@ class Trust:
 
 
 @dataclass(frozen=True)
-class ClassScore:
+class ClassMetrics:
     """One class; what nothing is known about is ``None``."""
 
     name: str
     precision: float | None
-    """Of the pictures taken for this class, the share that are; ``None`` if there are none."""
+    """Of the images taken for this class, the share that are; ``None`` if there are none."""
     recall: float | None
-    """Of the pictures of this class, the share found; ``None`` if there are none."""
+    """Of the images of this class, the share found; ``None`` if there are none."""
     f1: float | None
-    """Harmonic mean of the two; ``None`` if there are no pictures of this class."""
+    """Harmonic mean of the two; ``None`` if there are no images of this class."""
     support: int
-    """Pictures of this class."""
+    """Images of this class."""
 
 
 @dataclass(frozen=True)
 class Mistake:
-    """A picture taken for something else."""
+    """An image taken for something else."""
 
     index: int
     """Its position among the logits."""
@@ -76,17 +76,17 @@ class Mistake:
 class Report:
     """The figures of a test, all computed in 32 bits; build it with :meth:`from_logits`."""
 
-    pictures: int
-    top1: Share
-    top5: Share | None
+    images: int
+    top1: Proportion
+    top5: Proportion | None
     """``None`` with five classes or fewer."""
     temperature: float
-    plain: Trust
+    plain: Calibration
     """Probabilities as trained."""
-    calibrated: Trust
+    calibrated: Calibration
     """Probabilities of logits divided by the temperature."""
-    classes: list[ClassScore]
-    macro: ClassScore
+    classes: list[ClassMetrics]
+    macro: ClassMetrics
     """Means over the classes for which the value is known."""
     confusion: Tensor
     """int64, shape ``(C, C)``: true classes in rows, predictions in columns."""
@@ -111,29 +111,29 @@ class Report:
             logits: Any float, shape ``(N, C)``.
             labels: int64, shape ``(N,)``.
             class_names: In the order of the labels.
-            temperature: Divisor of the logits, fitted on other pictures than these.
-            paths: One per picture; by default its position.
+            temperature: Divisor of the logits, fitted on other images than these.
+            paths: One per image; by default its position.
             about: What was tested.
 
         Raises:
-            ValueError: There are no pictures.
+            ValueError: There are no images.
         """
         logits, labels, count = logits.detach().float().cpu(), labels.cpu(), len(class_names)
         if not len(labels):
-            raise ValueError("A report needs at least one picture.")
+            raise ValueError("A report needs at least one image.")
         predicted = logits.argmax(-1)
         top5 = (logits.topk(5).indices == labels[:, None]).any(1) if count > 5 else None
         matrix = multiclass_confusion_matrix(predicted, labels, count)
-        classes = _class_scores(predicted, labels, class_names, matrix)
+        classes = _class_metrics(predicted, labels, class_names, matrix)
         return cls(
-            pictures=len(labels),
-            top1=_share(predicted == labels),
-            top5=None if top5 is None else _share(top5),
+            images=len(labels),
+            top1=_proportion(predicted == labels),
+            top5=None if top5 is None else _proportion(top5),
             temperature=temperature,
-            plain=_trust(logits, labels),
-            calibrated=_trust(logits / temperature, labels),
+            plain=_calibration(logits, labels),
+            calibrated=_calibration(logits / temperature, labels),
             classes=classes,
-            macro=ClassScore(
+            macro=ClassMetrics(
                 name="mean over classes",
                 precision=_mean(score.precision for score in classes),
                 recall=_mean(score.recall for score in classes),
@@ -162,8 +162,8 @@ class Report:
         """Draws the charts.
 
         Args:
-            images: The pictures of ``mistakes``, uint8, each ``(3, H, W)``.
-            columns: Pictures in a row.
+            images: The images of ``mistakes``, uint8, each ``(3, H, W)``.
+            columns: Images in a row.
 
         Returns:
             matplotlib figures: ``confusion``, ``reliability``, and ``mistakes`` if there are images.
@@ -182,7 +182,7 @@ class Report:
                 f"said: {shorten(m.predicted, 13)} {100 * m.probability:.1f} %"
                 for m in self.mistakes
             ]
-            drawn["mistakes"] = plots.picture_grid(images, captions, columns)
+            drawn["mistakes"] = plots.image_grid(images, captions, columns)
         return drawn
 
     def to_dict(self) -> dict[str, Any]:
@@ -195,7 +195,7 @@ class Report:
 
         Args:
             folder: Where to write; made if it is missing.
-            images: The pictures of ``mistakes``; without them there is no ``mistakes.png``.
+            images: The images of ``mistakes``; without them there is no ``mistakes.png``.
 
         Returns:
             The charts, see :meth:`figures`.
@@ -212,25 +212,25 @@ class Report:
         return charts
 
 
-def _share(right: Tensor) -> Share:
-    """Counts, with the interval of Wilson (1927), which holds for few pictures and near 0 and 1 too."""
+def _proportion(right: Tensor) -> Proportion:
+    """Counts, with the interval of Wilson (1927), which holds for few images and near 0 and 1 too."""
     n, p, z = len(right), float(right.double().mean()), 1.959964
-    centre, half = p + z**2 / (2 * n), z * math.sqrt(p * (1 - p) / n + z**2 / (4 * n**2))
-    low, high = ((centre + sign * half) / (1 + z**2 / n) for sign in (-1, 1))
-    return Share(p, max(0.0, low), min(1.0, high))
+    center, half = p + z**2 / (2 * n), z * math.sqrt(p * (1 - p) / n + z**2 / (4 * n**2))
+    low, high = ((center + sign * half) / (1 + z**2 / n) for sign in (-1, 1))
+    return Proportion(p, max(0.0, low), min(1.0, high))
 
 
-def _trust(logits: Tensor, labels: Tensor) -> Trust:
+def _calibration(logits: Tensor, labels: Tensor) -> Calibration:
     probabilities = logits.softmax(-1)
     confidence, predicted = probabilities.max(-1)
-    return Trust(
+    return Calibration(
         loss=float(F.cross_entropy(logits, labels)),
         ece=float(multiclass_calibration_error(probabilities, labels, logits.shape[1], n_bins=BINS, norm="l1")),
         bins=reliability_bins(confidence, predicted == labels),
     )
 
 
-def _class_scores(predicted: Tensor, labels: Tensor, names: Sequence[str], matrix: Tensor) -> list[ClassScore]:
+def _class_metrics(predicted: Tensor, labels: Tensor, names: Sequence[str], matrix: Tensor) -> list[ClassMetrics]:
     """What torchmetrics calls 0 where nothing is known becomes ``None``."""
     support, taken = matrix.sum(1), matrix.sum(0)
     columns = [
@@ -241,7 +241,7 @@ def _class_scores(predicted: Tensor, labels: Tensor, names: Sequence[str], matri
             (multiclass_f1_score(predicted, labels, len(names), average="none"), support),
         )
     ]
-    return [ClassScore(*row) for row in zip(names, *columns, support.tolist(), strict=True)]
+    return [ClassMetrics(*row) for row in zip(names, *columns, support.tolist(), strict=True)]
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

@@ -1,5 +1,1 @@
 """A trained model as a file that works without this project: ``python -m vit_finetune export``."""
-
-
-class Disagreement(RuntimeError):
-    """The exported file does not answer as the checkpoint does."""

@@ -12,8 +12,9 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 import vit_finetune
 from vit_finetune.checkpoint import run_folder
 from vit_finetune.data import ImageDataModule
-from vit_finetune.export import Disagreement, model_card, verify
-from vit_finetune.export.formats import FORMATS, Contract, Format
+from vit_finetune.errors import ExportMismatchError
+from vit_finetune.export import model_card, verify
+from vit_finetune.export.formats import FORMATS, Format, ModelMetadata
 from vit_finetune.module import ViTClassifier
 
 
@@ -29,7 +30,7 @@ def export(
 
     Args:
         configured: The model as the options describe it, without weights.
-        data: Where the validation pictures come from.
+        data: Where the validation images come from.
         checkpoint: The weights.
         name: One of :data:`vit_finetune.export.formats.FORMATS`.
         output: The folder to make; by default in the run's folder ``export``, named after checkpoint and format.
@@ -39,8 +40,8 @@ def export(
         The folder.
 
     Raises:
-        MisconfigurationException: A package or the validation pictures are missing, or the folder is there already.
-        Disagreement: The file's answers are not those of the checkpoint; nothing is left behind.
+        MisconfigurationException: A package or the validation images are missing, or the folder is there already.
+        ExportMismatchError: The file's answers are not those of the checkpoint; nothing is left behind.
     """
     chosen = FORMATS[name]
     run = run_folder(checkpoint) or checkpoint.parent
@@ -50,21 +51,21 @@ def export(
     probabilities, labels = verify.reference(model, data)
     model.merge_lora()
     model.eval().requires_grad_(False)
-    held_out = data.sets["val"]
-    pictures = held_out.images_at(torch.arange(min(32, len(held_out))))
-    contract = describe(model, tuple(pictures.shape[1:]))
+    val = data.datasets["val"]
+    images = val.images_at(torch.arange(min(32, len(val))))
+    metadata = describe(model, tuple(images.shape[1:]))
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".unchecked-", dir=target.parent) as scratch:
         folder = Path(scratch) / target.name
         folder.mkdir()
-        chosen.write(model, contract, folder)
+        chosen.write(model, metadata, folder)
         infer = chosen.load(folder)
-        agreed = verify.compare(probabilities, labels, infer, data.val_dataloader())
-        print(agreed, flush=True)
-        if not agreed.holds:
-            raise Disagreement(f"The {name} file does not answer as {checkpoint} does; it was not kept.")
-        speed = _measure(model, name, infer, pictures, batch_sizes)
-        facts = model_card.Facts(model, data, checkpoint, name, chosen.file, contract, agreed, speed)
+        verified = verify.compare(probabilities, labels, infer, data.val_dataloader())
+        print(verified, flush=True)
+        if not verified.holds:
+            raise ExportMismatchError(f"The {name} file does not answer as {checkpoint} does; it was not kept.")
+        speed = _measure(model, name, infer, images, batch_sizes)
+        facts = model_card.CardInputs(model, data, checkpoint, name, chosen.file, metadata, verified, speed)
         (folder / "README.md").write_text(model_card.write(facts), encoding="utf-8", errors="backslashreplace")
         folder.rename(target)  # fails, and so keeps what is there, where another program was faster
     print(f"exported    {target / chosen.file}\nmodel card  {target / 'README.md'}", flush=True)
@@ -83,7 +84,7 @@ def _refuse(chosen: Format, name: str, target: Path, data: ImageDataModule, batc
         raise MisconfigurationException(f"--batch_sizes {list(batch_sizes)}: each must be at least 1.")
     if problem := data.missing():
         raise MisconfigurationException(
-            f"export compares the file with the checkpoint on the validation pictures. {problem} Name the folder that "
+            f"export compares the file with the checkpoint on the validation images. {problem} Name the folder that "
             "has them here with --data.root."
         )
 
@@ -95,12 +96,12 @@ def load(checkpoint: Path, configured: ViTClassifier) -> ViTClassifier:
     return type(configured).load_from_checkpoint(checkpoint, map_location="cpu", weights_only=True, **options)
 
 
-def describe(model: ViTClassifier, shape: tuple[int, ...]) -> Contract:
+def describe(model: ViTClassifier, shape: tuple[int, ...]) -> ModelMetadata:
     """What the file promises, in plain values.
 
     Args:
         model: With its weights.
-        shape: Channels, height and width of the stored pictures.
+        shape: Channels, height and width of the stored images.
     """
     preprocessing: dict[str, Any] = model.preprocessing
     return {
@@ -114,11 +115,11 @@ def describe(model: ViTClassifier, shape: tuple[int, ...]) -> Contract:
     }
 
 
-def _measure(model: ViTClassifier, name: str, run: Any, pictures: Any, batch_sizes: tuple[int, ...]) -> str:
+def _measure(model: ViTClassifier, name: str, run: Any, images: Any, batch_sizes: tuple[int, ...]) -> str:
     if not batch_sizes:
         return ""
     from vit_finetune.export import latency
 
-    speed = latency.measure(latency.variants(model) | {name: run}, pictures, batch_sizes)
+    speed = latency.measure(latency.variants(model) | {name: run}, images, batch_sizes)
     print(speed, flush=True)
     return speed

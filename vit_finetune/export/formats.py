@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from vit_finetune.model.preprocess import Preprocess
 from vit_finetune.module import ViTClassifier
 
-Contract = dict[str, Any]
+ModelMetadata = dict[str, Any]
 """What a file says about itself in plain values: classes, temperature, preprocessing, input and output."""
-Runner = Callable[[Tensor], Tensor]
-"""Maps uint8 pictures ``(B, 3, H, W)`` to float32 probabilities ``(B, C)``, both on the CPU."""
+InferenceFn = Callable[[Tensor], Tensor]
+"""Maps uint8 images ``(B, 3, H, W)`` to float32 probabilities ``(B, C)``, both on the CPU."""
 ANY_BATCH = ({0: torch.export.Dim("batch")},)
 
 
@@ -35,8 +35,8 @@ class Format(NamedTuple):
 
     needs: dict[str, str]
     file: str
-    write: Callable[[ViTClassifier, Contract, Path], None]
-    load: Callable[[Path], Runner]
+    write: Callable[[ViTClassifier, ModelMetadata, Path], None]
+    load: Callable[[Path], InferenceFn]
 
     def missing(self) -> list[str]:
         """The packages that have to be installed first, as pip requirements."""
@@ -50,8 +50,8 @@ def _installed(name: str, oldest: str) -> bool:
         return False
 
 
-class Answer(nn.Module):
-    """The whole way from stored pictures to probabilities as one module, for tracing."""
+class ExportWrapper(nn.Module):
+    """The whole way from stored images to probabilities as one module, for tracing."""
 
     def __init__(self, model: ViTClassifier) -> None:
         super().__init__()
@@ -62,10 +62,10 @@ class Answer(nn.Module):
         return self.model.probabilities(self.model(images))
 
 
-def trace(model: ViTClassifier, contract: Contract) -> torch.export.ExportedProgram:
-    """Traces the model for pictures of one size and any number of them."""
-    answer = Answer(model)
-    example = torch.zeros(2, *contract["input"]["shape"][1:], dtype=torch.uint8)  # of one, the 1 would become fixed
+def trace(model: ViTClassifier, metadata: ModelMetadata) -> torch.export.ExportedProgram:
+    """Traces the model for images of one size and any number of them."""
+    answer = ExportWrapper(model)
+    example = torch.zeros(2, *metadata["input"]["shape"][1:], dtype=torch.uint8)  # of one, the 1 would become fixed
     with torch.no_grad(), _quiet():
         answer(example)  # leaves the resize weights in their cache: constants to the tracer, not something to compute
         return torch.export.export(answer, (example,), dynamic_shapes=ANY_BATCH)
@@ -84,24 +84,24 @@ def _quiet() -> Iterator[None]:
         logging.disable(before)
 
 
-def write_onnx(model: ViTClassifier, contract: Contract, folder: Path) -> None:
+def write_onnx(model: ViTClassifier, metadata: ModelMetadata, folder: Path) -> None:
     """Writes ``model.onnx``; the contract goes into its metadata, each value as JSON."""
-    program = trace(model, contract)
+    program = trace(model, metadata)
     with _quiet():
         onnx = torch.onnx.export(
             program,
             dynamo=True,
             verbose=False,
             dynamic_shapes=ANY_BATCH,  # traced so already, but else the name of the dimension is lost
-            input_names=[contract["input"]["name"]],
-            output_names=[contract["output"]["name"]],
+            input_names=[metadata["input"]["name"]],
+            output_names=[metadata["output"]["name"]],
         )
         assert onnx is not None
-        onnx.model.metadata_props.update({key: json.dumps(value) for key, value in contract.items()})
+        onnx.model.metadata_props.update({key: json.dumps(value) for key, value in metadata.items()})
         onnx.save(folder / "model.onnx")
 
 
-def load_onnx(folder: Path) -> Runner:
+def load_onnx(folder: Path) -> InferenceFn:
     """Opens it in onnxruntime on the CPU, with as many threads as PyTorch uses."""
     import onnxruntime
 
@@ -112,15 +112,15 @@ def load_onnx(folder: Path) -> Runner:
     return lambda images: torch.from_numpy(session.run(None, {name: images.numpy()})[0])
 
 
-def write_torch_export(model: ViTClassifier, contract: Contract, folder: Path) -> None:
-    """Writes ``model.pt2``; the contract is its extra file ``contract.json``."""
+def write_torch_export(model: ViTClassifier, metadata: ModelMetadata, folder: Path) -> None:
+    """Writes ``model.pt2``; the contract is its extra file ``metadata.json``."""
     with _quiet():
         torch.export.save(
-            trace(model, contract), folder / "model.pt2", extra_files={"contract.json": json.dumps(contract)}
+            trace(model, metadata), folder / "model.pt2", extra_files={"metadata.json": json.dumps(metadata)}
         )
 
 
-def load_torch_export(folder: Path) -> Runner:
+def load_torch_export(folder: Path) -> InferenceFn:
     """Opens it with ``torch.export.load``."""
     program = torch.export.load(folder / "model.pt2").module()
 
@@ -131,16 +131,16 @@ def load_torch_export(folder: Path) -> Runner:
     return run
 
 
-def write_timm(model: ViTClassifier, contract: Contract, folder: Path) -> None:
+def write_timm(model: ViTClassifier, metadata: ModelMetadata, folder: Path) -> None:
     """Writes the bare network as ``model.safetensors`` and ``config.json``, as timm's own models lie on the hub."""
     from timm.models import save_for_hf
 
     net: Any = model.net
-    preprocessing = contract["preprocessing"]
+    preprocessing = metadata["preprocessing"]
     net.pretrained_cfg = {
         **net.pretrained_cfg,
         "input_size": (3, *preprocessing["size"]),
-        # Square pictures are resized whole, others as in training: shorter side resized, centre cut.
+        # Square images are resized whole, others as in training: shorter side resized, center cut.
         "crop_pct": 1.0,
         "crop_mode": "center",
         "custom_load": False,  # some architectures read .npz files from the hub
@@ -150,13 +150,13 @@ def write_timm(model: ViTClassifier, contract: Contract, folder: Path) -> None:
     save_for_hf(
         net,
         str(folder),
-        model_config={"label_names": contract["class_names"], "temperature": contract["temperature"]},
+        model_config={"label_names": metadata["class_names"], "temperature": metadata["temperature"]},
         model_args=arguments | (model.hparams["timm_kwargs"] or {}),
         safe_serialization=True,
     )
 
 
-def load_timm(folder: Path) -> Runner:
+def load_timm(folder: Path) -> InferenceFn:
     """Builds the network with ``timm.create_model``, and the rest from what ``config.json`` says."""
     import timm
 

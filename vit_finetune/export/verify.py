@@ -1,4 +1,4 @@
-"""Whether an exported file answers as its checkpoint does, on every validation picture."""
+"""Whether an exported file answers as its checkpoint does, on every validation image."""
 
 import sys
 from collections.abc import Iterable
@@ -13,25 +13,25 @@ from torch import Tensor
 from vit_finetune.callbacks import progress_bar
 from vit_finetune.data import ImageDataModule
 from vit_finetune.data.datasets import Batch
-from vit_finetune.export.formats import Runner
+from vit_finetune.export.formats import InferenceFn
 from vit_finetune.module import ViTClassifier
 
 LIMIT = 1e-4  # largest difference of a probability; kernels of two libraries in float32 differ by about 1e-6
 
 
 @dataclass
-class Agreement:
+class VerificationResult:
     """How far a file and its checkpoint agree.
 
     Args:
-        pictures: Number of validation pictures.
-        changed: Pictures whose most probable class is another one.
+        images: Number of validation images.
+        changed: Images whose most probable class is another one.
         difference: Largest difference of any probability.
-        accuracy: Share of pictures that the checkpoint answers correctly.
-        accuracy_of_file: Share of pictures that the file answers correctly.
+        accuracy: Share of images that the checkpoint answers correctly.
+        accuracy_of_file: Share of images that the file answers correctly.
     """
 
-    pictures: int
+    images: int
     changed: int
     difference: float
     accuracy: float
@@ -43,10 +43,10 @@ class Agreement:
         return not self.changed and self.difference <= LIMIT
 
     def __str__(self) -> str:
-        same = self.pictures - self.changed
+        same = self.images - self.changed
         return (
-            f"checkpoint  val/acc {self.accuracy:.4f}  {self.pictures} pictures, float32\n"
-            f"file        val/acc {self.accuracy_of_file:.4f}  top-1 equal on {same} of {self.pictures}, largest "
+            f"checkpoint  val/acc {self.accuracy:.4f}  {self.images} images, float32\n"
+            f"file        val/acc {self.accuracy_of_file:.4f}  top-1 equal on {same} of {self.images}, largest "
             f"difference of a probability {self.difference:.1e} (limit {LIMIT:.0e})"
         )
 
@@ -59,14 +59,14 @@ class _Answers(Callback):
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Takes the answers before the module forgets them."""
-        outputs: Any = pl_module.val_outputs
+        outputs: Any = pl_module.val_predictions
         self.logits, self.labels, _ = outputs.compute()
 
 
 def reference(model: ViTClassifier, data: ImageDataModule) -> tuple[Tensor, Tensor]:
     """Scores the checkpoint as ``validate`` does, in float32 in one process on the CPU.
 
-    Afterwards the data is set up for this model, and ``val_dataloader`` gives the same pictures again.
+    Afterwards the data is set up for this model, and ``val_dataloader`` gives the same images again.
 
     Returns:
         Probabilities, float32 ``(N, C)``, and labels, int64 ``(N,)``.
@@ -83,14 +83,14 @@ def reference(model: ViTClassifier, data: ImageDataModule) -> tuple[Tensor, Tens
     return model.probabilities(answers.logits), answers.labels
 
 
-def compare(probabilities: Tensor, labels: Tensor, run: Runner, loader: Iterable[Batch]) -> Agreement:
-    """Runs a file over the pictures that the checkpoint was scored on."""
+def compare(probabilities: Tensor, labels: Tensor, run: InferenceFn, loader: Iterable[Batch]) -> VerificationResult:
+    """Runs a file over the images that the checkpoint was scored on."""
     with torch.inference_mode():
         batches = track(loader, "checking the file", transient=True, disable=not sys.stdout.isatty())
         found = torch.cat([run(batch["image"]) for batch in batches])
     top, top_of_file = probabilities.argmax(-1), found.argmax(-1)
-    return Agreement(
-        pictures=len(labels),
+    return VerificationResult(
+        images=len(labels),
         changed=int((top != top_of_file).sum()),
         difference=float((probabilities - found).abs().max()),
         accuracy=float((top == labels).float().mean()),

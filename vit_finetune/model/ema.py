@@ -9,7 +9,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 
-class WeightAverage(Callback):
+class WeightEMA(Callback):
     """Keeps an exponential moving average of the trained weights, which stands in for them wherever they are judged.
 
     Validation, the best and the last checkpoint, and the module after training hold the average; ``last.ckpt`` holds
@@ -24,7 +24,7 @@ class WeightAverage(Callback):
     has neither 32-bit averages of 16-bit weights nor shards.
 
     Args:
-        decay: Share of the average that stays at each optimiser step, from 0 to below 1.
+        decay: Share of the average that stays at each optimizer step, from 0 to below 1.
     """
 
     def __init__(self, decay: float) -> None:
@@ -41,7 +41,7 @@ class WeightAverage(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Moves the average after each optimiser step."""
+        """Moves the average after each optimizer step."""
         if trainer.global_step == self._step:  # gradients are still being accumulated
             return
         self._step = trainer.global_step

@@ -28,12 +28,12 @@ PEAK_TFLOPS: dict[str, tuple[float, float | None, float]] = {
 LOOKALIKES = ("MIG", "GB200", "RTX 3090 Ti", "RTX 4090 D", "RTX 4090 Laptop")
 
 
-def flops_per_picture(hparams: Any, num_classes: int) -> int:
-    """Operations of the forward and backward pass for one picture, an addition and a multiplication counted as two.
+def flops_per_image(hparams: Any, num_classes: int) -> int:
+    """Operations of the forward and backward pass for one image, an addition and a multiplication counted as two.
 
     Counted by :mod:`torch.utils.flop_counter` (matrix products, convolutions and attention) on the meta device. What a
     frozen backbone saves is left out; what gradient checkpointing computes twice counts once, as the definition of
-    model FLOPs utilisation (MFU) has it (Chowdhery et al. 2022, arXiv:2204.02311, appendix B). With ``unfreeze_by`` the
+    model FLOPs utilization (MFU) has it (Chowdhery et al. 2022, arXiv:2204.02311, appendix B). With ``unfreeze_by`` the
     number is that of the epochs in which everything is trained.
 
     Args:
@@ -41,17 +41,17 @@ def flops_per_picture(hparams: Any, num_classes: int) -> int:
         num_classes: Size of the head.
     """
     keys = ("name", "img_size", "drop_path", "timm_kwargs", "freeze_backbone", "lora_rank")
-    return _flops_per_picture(json.dumps({key: hparams[key] for key in keys}), num_classes)
+    return _flops_per_image(json.dumps({key: hparams[key] for key in keys}), num_classes)
 
 
 @functools.lru_cache
-def _flops_per_picture(options: str, num_classes: int) -> int:
+def _flops_per_image(options: str, num_classes: int) -> int:
     from torch.utils.flop_counter import FlopCounterMode
 
     from vit_finetune.model import lora, vit
 
     hparams = json.loads(options)
-    net = vit.outline(hparams, num_classes)
+    net = vit.build_meta(hparams, num_classes)
     if hparams["lora_rank"]:
         lora.add(net, hparams["lora_rank"])
     vit.choose_attention(net, torch.device("cpu"), "16")  # matrix products; a fused kernel computes some twice

@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import get_total_norm
 
-VANISHES = 2.0**-25
-"""Up to here float16 rounds to zero: half of its smallest number, 2^-24; a tie goes to the even neighbour, zero."""
-OVERFLOWS = 65520.0
+FP16_UNDERFLOW = 2.0**-25
+"""Up to here float16 rounds to zero: half of its smallest number, 2^-24; a tie goes to the even neighbor, zero."""
+FP16_OVERFLOW = 65520.0
 """From here on float16 rounds to infinity: halfway between its largest number, 65504, and the next step."""
 
 
@@ -35,7 +35,7 @@ def clip_norm(gradients: Sequence[Tensor], most: float) -> None:
         (gradient.to_local() if isinstance(gradient, DTensor) else gradient).mul_(factor)
 
 
-def fp16_shares(gradients: Iterable[Tensor], held: float, scale: float) -> Tensor:
+def fp16_underflow_stats(gradients: Iterable[Tensor], held: float, scale: float) -> Tensor:
     """What would become of the gradients in float16, counted value by value.
 
     Args:
@@ -48,9 +48,9 @@ def fp16_shares(gradients: Iterable[Tensor], held: float, scale: float) -> Tenso
         be zero with it, and the share that would be infinite with it. Values that are zero already count as zero.
     """
     counts: list[Callable[[Tensor], Tensor]] = [
-        lambda size: (size <= VANISHES * held).sum(),
-        lambda size: (size <= VANISHES * held / scale).sum(),
-        lambda size: (~(size < OVERFLOWS * held / scale)).sum(),  # what is no number counts here
+        lambda size: (size <= FP16_UNDERFLOW * held).sum(),
+        lambda size: (size <= FP16_UNDERFLOW * held / scale).sum(),
+        lambda size: (~(size < FP16_OVERFLOW * held / scale)).sum(),  # what is no number counts here
     ]
     groups = [[gradient.abs() for gradient in group] for group in _by_place(gradients)]
     total = sum(gradient.numel() for group in groups for gradient in group)

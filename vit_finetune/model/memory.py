@@ -18,7 +18,7 @@ class Layout:
     """How a network is spread over devices.
 
     Attributes:
-        shards: Devices that share parameters, gradients and optimiser state among them (FSDP).
+        shards: Devices that share parameters, gradients and optimizer state among them (FSDP).
         tensor_parallel: Devices that share the matrices of each block.
         buckets: Whether gradients are kept a second time, to be sent (DDP).
     """
@@ -35,7 +35,7 @@ class Memory:
     Attributes:
         parameters: The weights.
         gradients: Of what is trained.
-        optimizer: State of the optimiser; ``None`` where it can only be known by running it.
+        optimizer: State of the optimizer; ``None`` where it can only be known by running it.
         activations: What the forward pass keeps for the backward pass.
         buckets: Copy of the gradients that DDP sends.
         average: Moving average of what is trained, in 32 bits at least.
@@ -67,7 +67,7 @@ def of_fit(trainer: Trainer, hparams: Any, classes: int, batch_size: int) -> Mem
         trainer: As configured.
         hparams: The model's options.
         classes: Size of the head.
-        batch_size: Pictures per device.
+        batch_size: Images per device.
     """
     return forecast(
         hparams, classes, batch_size, str(trainer.precision), trainer.strategy.root_device.type, _layout(trainer)
@@ -98,13 +98,13 @@ def forecast(
 ) -> Memory:
     """Finds out on tensors without values what training will keep in memory.
 
-    Parameters, gradients and optimiser state are exact, but for FSDP1, which cuts flattened blocks and not each
+    Parameters, gradients and optimizer state are exact, but for FSDP1, which cuts flattened blocks and not each
     parameter and so pads less. Activations are those of the uncompiled network on one device.
 
     Args:
         hparams: The model's options.
         classes: Size of the head.
-        batch_size: Pictures per device.
+        batch_size: Images per device.
         precision: The Trainer's, such as ``bf16-mixed``.
         device: Attention kernel and autocast are those of ``cuda``, or of ``cpu`` for any other kind.
         layout: How the network is spread.
@@ -115,7 +115,7 @@ def forecast(
     from vit_finetune.model import lora, vit
 
     device = "cuda" if device == "cuda" else "cpu"
-    net = vit.outline(hparams, classes)
+    net = vit.build_meta(hparams, classes)
     if hparams["lora_rank"]:
         lora.add(net, hparams["lora_rank"])
     net.to(_parameter_dtype(precision))
@@ -154,9 +154,9 @@ def _local(name: str, parameter: Tensor, layout: Layout) -> Tensor:
 
 
 def _optimizer_bytes(trained: list[Tensor], name: str) -> int | None:
-    """Steps the optimiser once without values, and adds up its state.
+    """Steps the optimizer once without values, and adds up its state.
 
-    Optimisers that decide by values cannot be stepped so.
+    Optimizers that decide by values cannot be stepped so.
     """
     import timm.optim
 
@@ -178,7 +178,7 @@ def _optimizer_bytes(trained: list[Tensor], name: str) -> int | None:
 def _activation_bytes(net: nn.Module, size: tuple[int, int], batch_size: int, precision: str, device: str) -> int:
     """Bytes saved for the backward pass, a linear function of the batch size.
 
-    Taken from batches of two and four: with one picture some copies are left out. What does not grow with the batch
+    Taken from batches of two and four: with one image some copies are left out. What does not grow with the batch
     are 16-bit copies of the weights.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode

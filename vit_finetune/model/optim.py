@@ -1,4 +1,4 @@
-"""Optimiser, parameter groups and learning-rate schedule, all from timm."""
+"""Optimizer, parameter groups and learning-rate schedule, all from timm."""
 
 import difflib
 import inspect
@@ -60,17 +60,17 @@ def parameter_rules(
 
 
 def build_optimizer(net: nn.Module, rules: dict[str, Rule], name: str, lr: float, fused: bool) -> Optimizer:
-    """Builds the optimiser over the parameters that have a rule.
+    """Builds the optimizer over the parameters that have a rule.
 
     Args:
         net: The timm network, sharded or not.
         rules: See :func:`parameter_rules`.
-        name: An optimiser of ``timm.optim.list_optimizers()``.
+        name: An optimizer of ``timm.optim.list_optimizers()``.
         lr: Peak learning rate of the head.
-        fused: Use the one-kernel form if the optimiser has it.
+        fused: Use the one-kernel form if the optimizer has it.
 
     Raises:
-        MisconfigurationException: The optimiser is unknown; similar names are given.
+        MisconfigurationException: The optimizer is unknown; similar names are given.
         RuntimeError: A strategy has given a trainable parameter another name, so that it would not be trained.
     """
     check_name(name)
@@ -92,7 +92,7 @@ def build_optimizer(net: nn.Module, rules: dict[str, Rule], name: str, lr: float
 
 
 def check_name(name: str) -> None:
-    """Refuses an optimiser that timm does not know, or that needs second derivatives, which no step here computes.
+    """Refuses an optimizer that timm does not know, or that needs second derivatives, which no step here computes.
 
     Raises:
         MisconfigurationException: Names similar ones.
@@ -101,7 +101,7 @@ def check_name(name: str) -> None:
     if name not in known:
         near = difflib.get_close_matches(name, known, 4, 0.4) or known
         raise MisconfigurationException(
-            f"--model.optimizer {name!r} is not a timm optimiser. Similar: {', '.join(near)}."
+            f"--model.optimizer {name!r} is not a timm optimizer. Similar: {', '.join(near)}."
         )
     if timm.optim.get_optimizer_info(name).second_order:
         raise MisconfigurationException(f"--model.optimizer {name} needs second derivatives. Take adamw, for example.")
@@ -110,15 +110,15 @@ def check_name(name: str) -> None:
 LINEAR = ("sgd", "momentum", "lars", "nesterov")
 
 
-def rate_factor(optimizer: str, batch: int, reference: int | None) -> float:
+def lr_factor(optimizer: str, batch: int, reference: int | None) -> float:
     """Factor on the learning rate for another global batch than the one it was chosen for.
 
-    Linear for SGD and its relatives (Goyal et al. 2017, arXiv:1706.02677), square root for adaptive optimisers (Malladi
+    Linear for SGD and its relatives (Goyal et al. 2017, arXiv:1706.02677), square root for adaptive optimizers (Malladi
     et al. 2022, arXiv:2205.10287).
 
     Args:
         optimizer: timm's name.
-        batch: Pictures to an optimiser step, over all devices.
+        batch: Images to an optimizer step, over all devices.
         reference: The batch that the rate is meant for; ``None`` for no scaling.
     """
     if reference is None:
@@ -127,35 +127,35 @@ def rate_factor(optimizer: str, batch: int, reference: int | None) -> float:
     return ratio if any(word in optimizer for word in LINEAR) else math.sqrt(ratio)
 
 
-def scaled_rate(trainer: Any, optimizer: str, lr: float, reference: int | None) -> float:
+def scaled_lr(trainer: Any, optimizer: str, lr: float, reference: int | None) -> float:
     """Says what the global batch is, and what learning rate it gets.
 
     Args:
         trainer: With its data module.
         optimizer: timm's name.
         lr: As typed.
-        reference: The batch that it is meant for, see :func:`rate_factor`.
+        reference: The batch that it is meant for, see :func:`lr_factor`.
     """
     per_device = getattr(trainer.datamodule, "batch_size", None)
     if per_device is None:
         return lr
     devices = (trainer.distributed_sampler_kwargs or {}).get("num_replicas", 1)
     batch = per_device * devices * trainer.accumulate_grad_batches
-    lr *= rate_factor(optimizer, batch, reference)
+    lr *= lr_factor(optimizer, batch, reference)
     parts = f"{per_device} per device x {devices} x {trainer.accumulate_grad_batches} accumulated"
     rank_zero_info(f"global batch {batch} = {parts}; peak learning rate {lr:.3g}")
     return lr
 
 
 class WarmupCosine(CosineLRScheduler):
-    """Linear warm-up to the optimiser's rate, then a half cosine down to ``min_lr`` at the last optimiser step.
+    """Linear warm-up to the optimizer's rate, then a half cosine down to ``min_lr`` at the last optimizer step.
 
     The rate is a function of the step alone and keeps no state: a resumed run with a new length or rate follows the
     schedule that was asked for.
 
     Args:
         optimizer: Its groups hold the peak rate.
-        steps: Optimiser steps of the whole run.
+        steps: Optimizer steps of the whole run.
         warmup: Share of the steps spent on warm-up.
         min_lr: Rate at the end.
     """

@@ -1,4 +1,4 @@
-"""From stored pictures to model input: normalise, then resize, on the model's device."""
+"""From stored images to model input: normalize, then resize, on the model's device."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -9,12 +9,12 @@ from torch import Tensor, nn
 
 
 class Preprocess(nn.Module):
-    """Turns uint8 pictures of any size into the normalised input of one model.
+    """Turns uint8 images of any size into the normalized input of one model.
 
-    It is part of the model, so training, evaluation, prediction and an exported file cannot disagree. Pictures are
-    normalised at their stored size and resized by two small matrix products, one for the rows and one for the columns.
-    The result equals ``F.interpolate(mode=..., antialias=True)`` and is much cheaper for small pictures; it can
-    overshoot the range of the source by what the cubic kernel does, where a picture library would clip.
+    It is part of the model, so training, evaluation, prediction and an exported file cannot disagree. Images are
+    normalized at their stored size and resized by two small matrix products, one for the rows and one for the columns.
+    The result equals ``F.interpolate(mode=..., antialias=True)`` and is much cheaper for small images; it can
+    overshoot the range of the source by what the cubic kernel does, where an image library would clip.
 
     Args:
         size: Height and width of the output in pixels.

@@ -7,11 +7,11 @@ import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from torch import nn
 
-KEYWORD = "embedded"  # what --model.weights calls them
+BUNDLED = "embedded"  # what --model.weights calls them
 PATH = Path(__file__).parent / "weights" / "contours.safetensors"
 
 
-def misfit(net: nn.Module) -> str | None:
+def incompatibility(net: nn.Module) -> str | None:
     """Says in a sentence why the embedded weights do not belong to a network, ``None`` if they do; reads no values.
 
     Args:
@@ -28,13 +28,13 @@ def misfit(net: nn.Module) -> str | None:
     if sizes(held) == sizes({key: list(value.shape) for key, value in net.state_dict().items()}):
         return None
     return (
-        f"--model.weights {KEYWORD}: these weights are made for the network of configs/quickstart.yaml. Take its "
+        f"--model.weights {BUNDLED}: these weights are made for the network of configs/quickstart.yaml. Take its "
         "--model.name and --model.timm_kwargs, or name a file of weights for this one."
     )
 
 
 def strip(checkpoint: Path, target: Path) -> None:
-    """Writes the backbone of a checkpoint in float16: no head, no optimiser, half the size.
+    """Writes the backbone of a checkpoint in float16: no head, no optimizer, half the size.
 
     Input format, classes and training data of the head are gone with it: whoever loads the file brings a new head, and
     the mean and standard deviation that the network's name stands for.

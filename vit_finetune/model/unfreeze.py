@@ -14,7 +14,7 @@ class GradualUnfreeze(Callback):
     A new head sends large, meaningless gradients into the network below; trained first, it does not (Howard and Ruder
     2018, arXiv:1801.06146; Kumar et al. 2022, arXiv:2202.10054).
 
-    What trains is a function of the epoch alone, and all parameters are in the optimiser from the start: one that gets
+    What trains is a function of the epoch alone, and all parameters are in the optimizer from the start: one that gets
     no gradient is not touched. So a resumed run needs nothing but its epoch, and rates, layer decay and schedule are
     those of any other run; Lightning's ``BackboneFinetuning``, which adds parameter groups as it goes, would bring
     rates of its own.

@@ -61,10 +61,10 @@ def parameter_bytes(hparams: Any, num_classes: int = 1000) -> int:
     Raises:
         MisconfigurationException: See :func:`build`.
     """
-    return 4 * sum(parameter.numel() for parameter in outline(hparams, num_classes).parameters())
+    return 4 * sum(parameter.numel() for parameter in build_meta(hparams, num_classes).parameters())
 
 
-def outline(hparams: Any, num_classes: int) -> nn.Module:
+def build_meta(hparams: Any, num_classes: int) -> nn.Module:
     """Builds the network on the meta device, where tensors have shapes and no values: costs no memory.
 
     Raises:
@@ -140,11 +140,11 @@ def data_config(
 
 
 def preprocessing(config: dict[str, Any]) -> Preprocess:
-    """Builds the module that brings stored pictures into the format of :func:`data_config`."""
+    """Builds the module that brings stored images into the format of :func:`data_config`."""
     return Preprocess(**config)
 
 
-def missing_weights(name: str) -> str | None:
+def weights_unavailable_reason(name: str) -> str | None:
     """Says in a sentence why the pretrained weights of this name cannot be had, ``None`` if they can.
 
     Looks into the local cache of the hub first, then asks the hub once, with a short time limit; downloads nothing.
@@ -185,7 +185,7 @@ def load_local_weights(net: nn.Module, path: str) -> None:
     from vit_finetune.model import lora  # which imports this module
 
     try:
-        state = timm.models.load_state_dict(str(pretrained.PATH) if path == pretrained.KEYWORD else path)
+        state = timm.models.load_state_dict(str(pretrained.PATH) if path == pretrained.BUNDLED else path)
     except Exception as error:  # the readers raise anything on files that hold no weights
         raise MisconfigurationException(f"--model.weights {path} cannot be read as weights: {error}") from error
     prefix = "net."

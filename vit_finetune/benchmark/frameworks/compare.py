@@ -1,4 +1,4 @@
-"""Runs the five front ends in turns and reports what they gave."""
+"""Runs the five frameworks in turns and reports what they gave."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from vit_finetune.benchmark.frameworks.run import WARM_UP, WINDOW, Measured
 from vit_finetune.benchmark.frameworks.runs_of_frameworks import Run
 from vit_finetune.benchmark.frameworks.task import Precision, Task
 
-FrontEnd = Literal["plain", "fabric", "accelerate", "hf_trainer", "ours"]
+Framework = Literal["plain", "fabric", "accelerate", "hf_trainer", "ours"]
 Device = Literal["auto", "cpu", "cuda"]
 
 PACKAGES = {"accelerate": ("accelerate",), "hf_trainer": ("accelerate", "transformers")}
@@ -38,51 +38,51 @@ COST_TASKS = {
 
 
 def compare(
-    output: Path = Path("runs/frontends"),
-    frontends: Sequence[FrontEnd] = get_args(FrontEnd),
+    output: Path = Path("runs/frameworks"),
+    frameworks: Sequence[Framework] = get_args(Framework),
     precisions: Sequence[Precision] = get_args(Precision),
     rounds: int = 5,
     steps: int = 1000,
     device: Device = "auto",
 ) -> None:
-    """Compares the front ends: lines of code, losses, accuracy, memory, and what a step costs beyond a plain loop.
+    """Compares the frameworks: lines of code, losses, accuracy, memory, and what a step costs beyond a plain loop.
 
     Args:
         output: Folder for results.csv, losses.csv, results.md, chart.png and chart.svg; created, and must be empty.
-        frontends: Which ones; plain PyTorch is always among them, the others are measured against it.
+        frameworks: Which ones; plain PyTorch is always among them, the others are measured against it.
         precisions: Of the runs that compare losses, accuracy and memory. Steps are timed in 32-true.
-        rounds: How often each step is timed; front ends take turns, so that a change of the machine hits all alike.
+        rounds: How often each step is timed; frameworks take turns, so that a change of the machine hits all alike.
         steps: How many steps a round times.
         device: Where to train; auto takes a GPU if there is one.
 
     Raises:
         MisconfigurationException: The folder holds something, or the steps are too few.
-        SystemExit: With code 1, after the report, when a front end failed; that it cannot run here is no failure.
+        SystemExit: With code 1, after the report, when a framework failed; that it cannot run here is no failure.
     """
     _check_length(rounds, steps)
     if output.exists() and any(output.iterdir()):
         raise MisconfigurationException(f"--output {output} is not empty; name a folder that is new.")
     output.mkdir(parents=True, exist_ok=True)
-    runs = [*learn(frontends, precisions, device), *time_steps(frontends, rounds, steps, device)]
+    runs = [*learn(frameworks, precisions, device), *time_steps(frameworks, rounds, steps, device)]
     tables.write(runs, output)
     print(f"\n{(output / 'results.md').read_text()}\nWritten to {output}")
     if any(run.reason.startswith(FAILED) for run in runs):
         raise SystemExit(1)
 
 
-def learn(frontends: Sequence[str], precisions: Sequence[Precision], device: Device) -> list[Run]:
-    """Trains a small network once with each front end and precision, for losses, accuracy and memory."""
+def learn(frameworks: Sequence[str], precisions: Sequence[Precision], device: Device) -> list[Run]:
+    """Trains a small network once with each framework and precision, for losses, accuracy and memory."""
     runs = []
     for precision in precisions:
         task = replace(LEARNING_TASK, precision=precision, device=_device(device))
-        runs += _take_turns(frontends, {"learning": task}, rounds=1)
+        runs += _take_turns(frameworks, {"learning": task}, rounds=1)
     return runs
 
 
-def time_steps(frontends: Sequence[str], rounds: int, steps: int, device: Device) -> list[Run]:
-    """Times the steps of two tiny networks, front ends in turns."""
+def time_steps(frameworks: Sequence[str], rounds: int, steps: int, device: Device) -> list[Run]:
+    """Times the steps of two tiny networks, frameworks in turns."""
     tasks = {str(depth): replace(task, steps=steps, device=_device(device)) for depth, task in COST_TASKS.items()}
-    return _take_turns(frontends, tasks, rounds)
+    return _take_turns(frameworks, tasks, rounds)
 
 
 def _check_length(rounds: int, steps: int) -> None:
@@ -96,8 +96,8 @@ def _device(asked: Device) -> str:
     return asked if asked != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def _take_turns(frontends: Sequence[str], tasks: dict[str, Task], rounds: int) -> list[Run]:
-    """Runs every front end on every task in each round, plain PyTorch first."""
+def _take_turns(frameworks: Sequence[str], tasks: dict[str, Task], rounds: int) -> list[Run]:
+    """Runs every framework on every task in each round, plain PyTorch first."""
     runs = []
     with tempfile.TemporaryDirectory() as folder:
         tasks = {name: replace(task, weights=f"{folder}/{name}.safetensors") for name, task in tasks.items()}
@@ -105,29 +105,29 @@ def _take_turns(frontends: Sequence[str], tasks: dict[str, Task], rounds: int) -
             task.write_weights()
         for number in range(rounds):
             for name, task in tasks.items():
-                for frontend in dict.fromkeys(["plain", *frontends]):
-                    run = Run(frontend, name, task.precision, number, reason=why_not(frontend, task))
+                for framework in dict.fromkeys(["plain", *frameworks]):
+                    run = Run(framework, name, task.precision, number, reason=why_not(framework, task))
                     runs.append(run if run.reason else start(run, task, Path(folder) / "result.json"))
                     print(runs[-1], flush=True)
     return runs
 
 
-def why_not(frontend: str, task: Task) -> str:
-    """Says why a front end cannot do a task here; empty if nothing stands in the way."""
-    missing = [name for name in PACKAGES.get(frontend, ()) if find_spec(name) is None]
+def why_not(framework: str, task: Task) -> str:
+    """Says why a framework cannot do a task here; empty if nothing stands in the way."""
+    missing = [name for name in PACKAGES.get(framework, ()) if find_spec(name) is None]
     if missing:
         return f"{' and '.join(missing)} not installed: pip install 'vit_finetune[benchmark]'"
-    without = frontend in PACKAGES and task.device == "cpu" and task.precision == "16-mixed"
+    without = framework in PACKAGES and task.device == "cpu" and task.precision == "16-mixed"
     return NO_FLOAT16 if without else ""
 
 
 def start(run: Run, task: Task, result: Path) -> Run:
-    """Runs one front end in a process of its own."""
+    """Runs one framework in a process of its own."""
     own = {name: value for name, value in os.environ.items() if not name.startswith("VIT_FINETUNE_")}
     first_gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]  # the HF Trainer would take all there are
     environment = own | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": first_gpu}
     module = f"{__package__}.run"
-    words = [sys.executable, "-m", module, run.frontend, json.dumps(asdict(task)), str(result)]
+    words = [sys.executable, "-m", module, run.framework, json.dumps(asdict(task)), str(result)]
     done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         print(done.stderr, file=sys.stderr)

@@ -6,11 +6,11 @@ It leaves to you a model whose ``forward`` takes the batch's keys as arguments a
 and the defaults that are in your way. Here these were:
 
 - ``max_grad_norm`` is 1.0: gradients are clipped unless you say 0.
-- Optimiser and schedule are its own: AdamW at 5e-5 without weight decay and warm-up, falling linearly to zero. Another
-  optimiser is passed in ``optimizers``. Another schedule must be one of PyTorch's, and is not stepped where the loss
+- Optimizer and schedule are its own: AdamW at 5e-5 without weight decay and warm-up, falling linearly to zero. Another
+  optimizer is passed in ``optimizers``. Another schedule must be one of PyTorch's, and is not stepped where the loss
   scaler skipped a step, while timm's is a function of the step number. So the schedule is ``constant`` here, and a
   callback sets the rates before each step.
-- Batches are collated from single pictures, without columns that ``forward`` has no argument for. Our loaders have
+- Batches are collated from single images, without columns that ``forward`` has no argument for. Our loaders have
   whole batches, so the methods that make loaders are overridden. What they return must go through
   ``accelerator.prepare``, or nobody tells the sampler of the epoch.
 - Augmentation on the device has no place of its own; ``training_step`` is overridden for it.
@@ -60,7 +60,7 @@ class Schedule(TrainerCallback):
         self.schedule.step_update(state.global_step)
 
 
-class PictureTrainer(Trainer):
+class ImageTrainer(Trainer):
     """With whole batches from our loaders, augmented on the device."""
 
     data: TimedShapes
@@ -70,7 +70,7 @@ class PictureTrainer(Trainer):
         return self.accelerator.prepare(self.data.train_dataloader())
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-        """Returns held-out pictures."""
+        """Returns held-out images."""
         return self.accelerator.prepare(self.data.val_dataloader())
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -108,7 +108,7 @@ def run(task: Task) -> None:
             logging_strategy="no",
             disable_tqdm=True,
         )
-        trainer = PictureTrainer(
+        trainer = ImageTrainer(
             WithLoss(model),
             options,
             optimizers=(optimizer, None),

@@ -1,13 +1,13 @@
 """Plain PyTorch: nothing is done for you, and nothing is hidden.
 
-You write the loop: epochs, moving batches to the device, forward, backward, the optimiser's and the schedule's step,
+You write the loop: epochs, moving batches to the device, forward, backward, the optimizer's and the schedule's step,
 switching between training and evaluation. You also have to know the traps: the sampler must be told of each epoch or
 every epoch has the same order, and ``loss.item()`` in a step makes a GPU wait for the host.
 
 Mixed precision is two tools that you combine yourself:
 
 - ``torch.autocast`` runs matrix products in 16 bits and what needs range or accuracy (softmax, norms, losses) in 32.
-  Weights, their gradients and optimiser state stay in 32 bits. It covers forward pass and loss only; backward runs each
+  Weights, their gradients and optimizer state stay in 32 bits. It covers forward pass and loss only; backward runs each
   operation in the type that its forward had.
 - ``torch.amp.GradScaler`` is for float16 alone. The smallest float16 above zero is 6e-8; gradients of activations are
   often smaller: they underflow to zero, and layers stop learning. So the loss is multiplied by a large factor before

@@ -1,4 +1,4 @@
-"""What is noted while a front end trains, equally for all: times, losses, accuracy."""
+"""What is noted while a framework trains, equally for all: times, losses, accuracy."""
 
 import time
 from typing import Any
@@ -7,14 +7,14 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from vit_finetune.data import Shapes
-from vit_finetune.data.datasets import Batch, MemoryPictures, PictureSet
+from vit_finetune.data.datasets import Batch, ImageDataset, InMemoryDataset
 
 clock: list[float] = []
 """When each training batch was asked for, in seconds."""
 losses: list[Tensor] = []
 """Loss of each step, left on its device."""
 accuracies: list[float] = []
-"""Share of the held-out pictures that were told right, after each evaluation."""
+"""Share of the held-out images that were told right, after each evaluation."""
 
 
 def clear() -> None:
@@ -23,7 +23,7 @@ def clear() -> None:
         noted.clear()
 
 
-class TimedPictures(MemoryPictures):
+class TimedDataset(InMemoryDataset):
     """Notes when each batch is asked for."""
 
     def __getitems__(self, positions: list[int]) -> Batch:
@@ -33,13 +33,13 @@ class TimedPictures(MemoryPictures):
 
 
 class TimedShapes(Shapes):
-    """The generated pictures, those to train on with a clock."""
+    """The generated images, those to train on with a clock."""
 
-    def load(self, stage: str) -> dict[str, PictureSet]:
-        """Draws the same pictures as :class:`Shapes`."""
+    def load(self, stage: str) -> dict[str, ImageDataset]:
+        """Draws the same images as :class:`Shapes`."""
         sets = super().load(stage)
         if "train" in sets:
-            sets["train"].__class__ = TimedPictures
+            sets["train"].__class__ = TimedDataset
         return sets
 
 

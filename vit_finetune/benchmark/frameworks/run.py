@@ -1,4 +1,4 @@
-"""One front end in a process of its own: clean memory, a clean start, one thread."""
+"""One framework in a process of its own: clean memory, a clean start, one thread."""
 
 import json
 import sys
@@ -24,7 +24,7 @@ class Measured:
 
     Args:
         losses: Of each step; empty if the task does not record.
-        accuracy: Share of the held-out pictures, after the last step; ``None`` if the task does not record.
+        accuracy: Share of the held-out images, after the last step; ``None`` if the task does not record.
         windows: Milliseconds a step, means over windows of 50 steps, warm-up left out.
         peak_memory_gb: Largest memory of the process, or on a GPU the largest allocated there.
     """
@@ -35,11 +35,11 @@ class Measured:
     peak_memory_gb: float = 0.0
 
 
-def execute(frontend: str, task: Task) -> Measured:
-    """Runs a front end in this process."""
+def execute(framework: str, task: Task) -> Measured:
+    """Runs a framework in this process."""
     record.clear()
     seed_everything(task.seed)
-    import_module(f"{__package__}.{frontend}").run(task)
+    import_module(f"{__package__}.{framework}").run(task)
     marks = record.clock[::WINDOW][WARM_UP:]
     return Measured(
         losses=[float(loss) for loss in record.losses],

@@ -23,10 +23,10 @@ LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, toke
 
 @dataclass(frozen=True)
 class Run:
-    """One run of one front end.
+    """One run of one framework.
 
     Args:
-        frontend: A key of ``NAMES``.
+        framework: A key of ``NAMES``.
         task: ``learning``, or the number of blocks of the network whose step is timed.
         precision: As in ``--trainer.precision``.
         round: Counted from 0.
@@ -34,7 +34,7 @@ class Run:
         reason: Why it did not run.
     """
 
-    frontend: str
+    framework: str
     task: str
     precision: str
     round: int
@@ -43,7 +43,7 @@ class Run:
 
     def __str__(self) -> str:
         what = f"{self.task} block(s)" if self.task.isdigit() else self.task
-        head = f"{what:12s} {self.precision:10s} round {self.round}  {NAMES[self.frontend]:16s}"
+        head = f"{what:12s} {self.precision:10s} round {self.round}  {NAMES[self.framework]:16s}"
         if self.measured is None:
             return f"{head}  not run: {self.reason}"
         return f"{head}  {percentile(self.measured.windows, 0.5):.3f} ms a step"
@@ -75,7 +75,7 @@ def depths(runs: Sequence[Run]) -> list[str]:
 
 
 def costs(runs: Sequence[Run], depth: str, share: float) -> dict[str, Cost]:
-    """What a step costs with each front end.
+    """What a step costs with each framework.
 
     Args:
         runs: All.
@@ -83,11 +83,11 @@ def costs(runs: Sequence[Run], depth: str, share: float) -> dict[str, Cost]:
         share: Of the windows, which leaves out what other programs did meanwhile: 0.1 for the 10th percentile.
 
     Returns:
-        Empty if plain PyTorch did not run; without front ends that did not run.
+        Empty if plain PyTorch did not run; without frameworks that did not run.
     """
     rounds: dict[str, dict[int, list[float]]] = {}
     for run, measured in done(runs, depth):
-        rounds.setdefault(run.frontend, {})[run.round] = measured.windows
+        rounds.setdefault(run.framework, {})[run.round] = measured.windows
     if "plain" not in rounds:
         return {}
     plain = rounds.pop("plain")

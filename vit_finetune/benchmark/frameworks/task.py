@@ -1,4 +1,4 @@
-"""What the five front ends share: network, weights, data, optimiser and schedule, all from this project's functions."""
+"""What the five frameworks share: network, weights, data, optimizer and schedule, all from this project's functions."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,20 +17,20 @@ Precision = Literal["32-true", "bf16-mixed", "16-mixed"]
 NAME = "vit_tiny_patch16_224"
 CLASSES = 10
 PIXELS = 32
-HELD_OUT = 200  # validation pictures
+HELD_OUT = 200  # validation images
 WEIGHT_DECAY, WARMUP, MIN_LR = 0.05, 0.1, 1e-6  # as in ViTClassifier
 
 
 @dataclass(frozen=True)
 class Task:
-    """A fine-tune of generated pictures, described by plain values so that another process can be told of it.
+    """A fine-tune of generated images, described by plain values so that another process can be told of it.
 
     Args:
         weights: File of the initial weights, see :meth:`write_weights`.
         timm_kwargs: The shape of the network.
-        steps: Optimiser steps an epoch.
-        epochs: Each in another order of the pictures.
-        batch: Pictures a step.
+        steps: Optimizer steps an epoch.
+        epochs: Each in another order of the images.
+        batch: Images a step.
         lr: Peak learning rate of the head.
         layer_decay: Factor on the rate from each block to the one below it.
         precision: As in ``--trainer.precision``.
@@ -53,7 +53,7 @@ class Task:
     record: bool = True
 
     def write_weights(self) -> None:
-        """Draws the initial weights from the seed and writes them, once for all front ends."""
+        """Draws the initial weights from the seed and writes them, once for all frameworks."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             net = vit.build(NAME, CLASSES, PIXELS, 0.0, self.timm_kwargs)
@@ -67,13 +67,13 @@ class Task:
         return {"train_size": size, "val_fraction": HELD_OUT / size, "batch_size": self.batch}
 
     def data(self) -> TimedShapes:
-        """Draws the pictures."""
+        """Draws the images."""
         data = TimedShapes(**self.data_options)
         data.setup("fit")
         return data
 
     def build(self) -> tuple[nn.Module, Optimizer]:
-        """Builds the model and its optimiser.
+        """Builds the model and its optimizer.
 
         Returns:
             A module from uint8 ``(B, 3, H, W)`` to logits ``(B, 10)`` on the CPU, and fused AdamW with the parameter
@@ -88,5 +88,5 @@ class Task:
         return nn.Sequential(preprocess, net), optimizer
 
     def schedule(self, optimizer: Optimizer) -> optim.WarmupCosine:
-        """Builds the schedule; its ``step_update(n)`` sets the rates after ``n`` optimiser steps."""
+        """Builds the schedule; its ``step_update(n)`` sets the rates after ``n`` optimizer steps."""
         return optim.WarmupCosine(optimizer, self.steps * self.epochs, WARMUP, MIN_LR)

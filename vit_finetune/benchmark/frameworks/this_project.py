@@ -1,7 +1,7 @@
 """This project's command line: nothing is written; every choice is an option.
 
 It does for you: everything the Trainer of Lightning does (devices, strategies, precision, accumulation, clipping,
-checkpoints, resuming), the network, its preprocessing, optimiser, layer decay and schedule, metrics, TensorBoard,
+checkpoints, resuming), the network, its preprocessing, optimizer, layer decay and schedule, metrics, TensorBoard,
 progress, calibration, and checks before work starts. Shuffling and augmentation are functions of seed, epoch and step,
 so another loop can be given the same batches, as here.
 

@@ -1,0 +1,55 @@
+"""Exceptions of this project, and checks that name the option, its value and what is allowed."""
+
+from collections.abc import Iterable
+
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+
+
+class ImageDecodeError(MisconfigurationException):
+    """A file cannot be read as an image; the message names the file and the reason."""
+
+    def __init__(self, message: str) -> None:
+        # A DataLoader worker re-raises an error with its whole traceback as the message; the original one is at its end.
+        super().__init__(message.rpartition(f"{type(self).__name__}: ")[2].rstrip())
+
+
+class NonFiniteLossError(RuntimeError):
+    """The loss became NaN or inf; the message names the step and what may help."""
+
+
+class ExportMismatchError(RuntimeError):
+    """The predictions of an exported file differ from those of its checkpoint."""
+
+
+def require(option: str, value: float, low: float, high: float | None = None) -> None:
+    """Check that the value of an option is in range.
+
+    Args:
+        option: Name on the command line, such as ``--data.batch_size``.
+        value: As given.
+        low: Smallest allowed value.
+        high: Largest allowed value; ``None`` for no limit.
+
+    Raises:
+        MisconfigurationException: The value is out of range, or NaN.
+    """
+    if not (value >= low and (high is None or value <= high)):
+        expected = f"at least {low}" if high is None else f"a value between {low} and {high}"
+        raise MisconfigurationException(f"{option} is {value}; expected {expected}.")
+
+
+def raise_problems(problems: Iterable[str | None]) -> None:
+    """Raise one error that lists every problem.
+
+    Args:
+        problems: One message per problem; ``None`` where a check found nothing.
+
+    Raises:
+        MisconfigurationException: There is at least one problem.
+    """
+    found = [problem for problem in problems if problem]
+    if len(found) == 1:
+        raise MisconfigurationException(found[0])
+    if found:
+        listed = "".join(f"\n  {number}. {problem}" for number, problem in enumerate(found, 1))
+        raise MisconfigurationException(f"Found {len(found)} problems:{listed}")

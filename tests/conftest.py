@@ -4,6 +4,8 @@ import hashlib
 import logging
 import os
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,15 +14,16 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torchvision import datasets
 
 from vit_finetune import main
+from vit_finetune.runs import read_scalars
 
 # The networks of the tests are too small for more: on a busy machine threads mostly wait for one another.
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for processes that tests start
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
+LIMIT = 180  # seconds after which a process counts as hanging
 REPOSITORY = Path(__file__).parent.parent
 TINY_KWARGS = {"patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 2}
 TINY_MODEL = [
@@ -62,7 +65,7 @@ def fails(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     return run
 
 
-def image(channel: int, generator: np.random.Generator, side: int = 40) -> Image.Image:
+def noise_image(channel: int, generator: np.random.Generator, side: int = 40) -> Image.Image:
     """Noise with one bright channel: red, green and blue are the classes a, b and c."""
     pixels = generator.integers(0, 60, (side, side, 3), dtype=np.uint8)
     pixels[..., channel] += 150
@@ -77,7 +80,7 @@ def make_tree(root: Path, counts: dict[str, int], side: int = 40, seed: int = 0)
             folder = root / split / name
             folder.mkdir(parents=True)
             for number in range(count):
-                image(channel, generator, side).save(folder / f"{number:02d}.png")
+                noise_image(channel, generator, side).save(folder / f"{number:02d}.png")
     return root
 
 
@@ -137,6 +140,25 @@ def _write(path: Path, entry: dict[str, Any]) -> str:
     return hashlib.md5(content).hexdigest()
 
 
+def run_command(*args: str, folder: Path) -> str:
+    """Run ``python -m vit_finetune`` in a process of its own; return its output."""
+    distributed = ("PL_", "MASTER_", "LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "GROUP_RANK")
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(distributed)}
+    environment |= {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "vit_finetune", *args],
+        cwd=folder,
+        env=environment,
+        timeout=LIMIT,
+        check=False,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
 def only(folder: Path, pattern: str) -> Path:
     """The one file that matches."""
     found = sorted(folder.rglob(pattern))
@@ -145,11 +167,9 @@ def only(folder: Path, pattern: str) -> Path:
 
 
 def scalars(run: Path) -> dict[str, list[tuple[int, float]]]:
-    """Tag to (step, value) pairs of the one run at or below a folder; a run gone on with has two event files."""
+    """Tag to (step, value) pairs of the one run at or below a folder; a resumed run has two event files."""
     (folder,) = {file.parent for file in run.rglob("events.out.tfevents.*")}
-    events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
-    events.Reload()
-    return {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+    return {tag: [(point.step, point.value) for point in points] for tag, points in read_scalars(folder).items()}
 
 
 def weights(checkpoint: Path) -> dict[str, torch.Tensor]:

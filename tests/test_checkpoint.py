@@ -44,7 +44,7 @@ def test_best_is_kept_unless_the_user_says_otherwise(folder_args: list[str], tmp
 
 
 def test_last_is_the_newest_epoch_whatever_the_metric(folder_args: list[str], tmp_path: Path) -> None:
-    """A rate that ruins the weights after the first epoch: best stays, last moves on."""
+    """A learning rate that ruins the weights after the first epoch: best stays, last moves on."""
     main(["fit", *folder_args, "--trainer.max_epochs=3", "--model.lr=0.5", "--model.optimizer=sgd", "--model.warmup=1"])
     assert torch.load(only(tmp_path, "last.ckpt"), weights_only=True)["epoch"] == 2
 
@@ -59,7 +59,7 @@ def test_last_exists_when_max_steps_ends_before_validation(
 
 @pytest.mark.parametrize("keyword", ["best", "last"])
 def test_keywords_find_the_newest_run(run: Path, keyword: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Options come from the checkpoint: neither data nor model has to be repeated."""
+    """Options come from the checkpoint: neither data nor model options are repeated."""
     older = run.parent.parent / "older" / "version_7"
     shutil.copytree(run, older)
     for path in older.rglob("*.ckpt"):
@@ -89,7 +89,7 @@ def test_moved_run_is_complete(run: Path, tmp_path: Path) -> None:
     assert (moved / "test.yaml").exists()
 
 
-def test_typed_rate_wins_on_resume(run: Path, folder_args: list[str]) -> None:
+def test_typed_learning_rate_overrides_on_resume(run: Path, folder_args: list[str]) -> None:
     """The saved config, the schedule and the optimizer all follow what was typed."""
     typed = ["--model.lr=0.5", "--model.weight_decay=0.25", "--trainer.max_epochs=2"]
     main(["fit", f"--ckpt_path={only(run, 'last.ckpt')}", *CPU, *typed, "--trainer.log_every_n_steps=1"])
@@ -124,21 +124,21 @@ def test_checkpoint_that_does_not_exist(keyword: str, fails: Callable[..., str],
     assert not Path("runs").exists()
 
 
-def test_files_that_are_no_checkpoint(tmp_path: Path, fails: Callable[..., str], folder_args: list[str]) -> None:
+def test_files_that_are_not_checkpoints(tmp_path: Path, fails: Callable[..., str], folder_args: list[str]) -> None:
     torch.save({"head.weight": torch.zeros(2)}, tmp_path / "raw.pth")
     assert "fit --model.weights" in fails("fit", *folder_args, f"--ckpt_path={tmp_path / 'raw.pth'}")
     (tmp_path / "cut.ckpt").write_bytes(b"PK\x03\x04 cut short")
-    assert "is damaged or no checkpoint" in fails("fit", *folder_args, f"--ckpt_path={tmp_path / 'cut.ckpt'}")
+    assert "is damaged or not a checkpoint" in fails("fit", *folder_args, f"--ckpt_path={tmp_path / 'cut.ckpt'}")
 
 
 def test_checkpoint_of_another_network_is_refused(run: Path, fails: Callable[..., str]) -> None:
     """At another size, and at another depth; the same size again needs no option."""
     for change in ("--model.img_size=64", "--model.timm_kwargs={patch_size: 8, embed_dim: 24, depth: 3, num_heads: 2}"):
         message = fails("test", "--ckpt_path=best", "--trainer.accelerator=cpu", change)
-        assert "does not fit the network" in message and "fit --model.weights FILE" in message
+        assert "does not match the network" in message and "fit --model.weights FILE" in message
 
 
-def test_other_data_set_does_not_inherit_options(run: Path, fails: Callable[..., str]) -> None:
+def test_other_dataset_does_not_inherit_options(run: Path, fails: Callable[..., str]) -> None:
     """The checkpoint's classes meet those of the data that was typed; nothing of the old dataset carries over."""
     message = fails("test", "--ckpt_path=best", "--data=Shapes", "--trainer.accelerator=cpu")
     assert "The model's classes are a, b, c; the data's are bar, crescent" in message
@@ -214,11 +214,11 @@ class StopAfterTwo(Callback):
 def test_resume_on_other_images_says_so(run: Path) -> None:
     last = only(run, "last.ckpt")
     other = make_tree(run.parent / "other", {"train": 6, "val": 1})
-    with pytest.warns(UserWarning, match="training images are not those of the checkpoint"):
+    with pytest.warns(UserWarning, match="training split is not that of the checkpoint"):
         main(["fit", f"--ckpt_path={last}", *CPU, "--trainer.max_epochs=2", f"--data.root={other}"])
 
 
-def test_restart_goes_on_only_when_a_job_was_started_again(
+def test_restart_resumes_only_a_restarted_job(
     run: Path, folder_args: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fresh at first; from the newest last.ckpt when torchrun or SLURM says that this is another attempt."""
@@ -230,7 +230,7 @@ def test_restart_goes_on_only_when_a_job_was_started_again(
     main(["fit", *folder_args, "--ckpt_path=restart", "--trainer.max_epochs=2", "--experiment=imagefolder"])
     assert torch.load(only(run, "last.ckpt"), weights_only=True)["global_step"] == 10
     assert checkpoint.resolve("restart", Path("runs"), "none-yet") is None
-    # This job's first attempt left no file; what an older job left is none of its business.
+    # This job's first attempt left no file; files of older jobs do not count.
     (Path("runs") / "imagefolder" / "version_1").mkdir()
     (Path("runs") / "imagefolder" / "version_1" / "config.yaml").touch()
     assert checkpoint.resolve("restart", Path("runs"), "imagefolder") is None

@@ -12,31 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from tests.conftest import REPOSITORY, TINY_MODEL, image, make_tree, only, scalars, weights
+from tests.conftest import REPOSITORY, TINY_MODEL, make_tree, noise_image, only, run_command, scalars, weights
 from vit_finetune import main
 
 DDP = ["--trainer.accelerator=cpu", "--trainer.devices=2", "--trainer.strategy=ddp"]
-LIMIT = 120  # seconds after which a hang counts as a failure
-
-
-def run(*args: str, folder: Path) -> str:
-    """Runs ``python -m vit_finetune`` in a process of its own; returns what it printed."""
-    ours = ("PL_", "MASTER_", "LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "GROUP_RANK")
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(ours)}
-    environment |= {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "vit_finetune", *args]
-    done = subprocess.run(
-        command,
-        cwd=folder,
-        env=environment,
-        timeout=LIMIT,
-        check=False,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout
-    return done.stdout
 
 
 @pytest.fixture
@@ -51,7 +30,7 @@ def trained(tmp_path: Path) -> Path:
     for name, channel in (("a/0", 0), ("a/1", 0), ("b/2", 0), ("c/3", 2), ("c/4", 2)):
         path = tmp_path / "five" / "test" / f"{name}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
-        image(channel, generator).save(path)
+        noise_image(channel, generator).save(path)
     return only(tmp_path / "runs", "best-*.ckpt")
 
 
@@ -62,11 +41,11 @@ def test_each_image_is_scored_and_predicted_once(processes: int, trained: Path, 
     tables, reports = [], []
     cpu = "--trainer.accelerator=cpu"
     for devices in ([cpu, "--trainer.devices=1"], [cpu, f"--trainer.devices={processes}", "--trainer.strategy=ddp"]):
-        out = run("test", *options, *devices, folder=tmp_path)
+        out = run_command("test", *options, *devices, folder=tmp_path)
         row = next(line for line in out.splitlines() if "test/acc" in line)
         assert "0.8" in row and "0.83" not in row, row
         reports.append(max(tmp_path.rglob("report.json"), key=lambda path: path.stat().st_mtime_ns))
-        run("predict", *options, *devices, folder=tmp_path)
+        run_command("predict", *options, *devices, folder=tmp_path)
         newest = max(tmp_path.rglob("predictions*.csv"), key=lambda path: path.stat().st_mtime_ns)
         tables.append(list(csv.DictReader(newest.open(encoding="utf-8"))))
     assert [row["error"] for row in tables[0]] == ["the file is empty", *[""] * 5]
@@ -87,8 +66,8 @@ def test_two_processes_equal_one_on_the_same_global_batch(tmp_path: Path) -> Non
     options = [*TINY_MODEL, "--data=ImageFolder", f"--data.root={tree}", "--trainer.max_epochs=2", "--data.shift=0"]
     options += ["--data.flip=false", "--model.optimizer=sgd", "--model.lr=0.05"]
     one = ["--trainer.accelerator=cpu", "--trainer.devices=1", "--data.batch_size=6", "--experiment=one"]
-    run("fit", *options, *one, folder=tmp_path)
-    run("fit", *options, *DDP, "--data.batch_size=3", "--experiment=two", folder=tmp_path)
+    run_command("fit", *options, *one, folder=tmp_path)
+    run_command("fit", *options, *DDP, "--data.batch_size=3", "--experiment=two", folder=tmp_path)
     left, right = (weights(only(tmp_path / "runs" / name, "last.ckpt")) for name in ("one", "two"))
     for key, value in left.items():
         torch.testing.assert_close(value, right[key], atol=1e-5, rtol=1e-4, msg=key)
@@ -102,7 +81,7 @@ def test_two_processes_equal_one_on_the_same_global_batch(tmp_path: Path) -> Non
 def test_frozen_backbone_needs_no_special_strategy(tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "images", {"train": 6, "val": 3})
     options = [*TINY_MODEL, "--data=ImageFolder", f"--data.root={tree}", "--trainer.max_epochs=1"]
-    run("fit", *options, *DDP, "--model.freeze_backbone=true", "--data.batch_size=3", folder=tmp_path)
+    run_command("fit", *options, *DDP, "--model.freeze_backbone=true", "--data.batch_size=3", folder=tmp_path)
 
 
 def test_interrupt_ends_with_a_code(tmp_path: Path) -> None:
@@ -113,10 +92,10 @@ def test_interrupt_ends_with_a_code(tmp_path: Path) -> None:
     process = subprocess.Popen(
         command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(REPOSITORY)}, stdout=subprocess.DEVNULL
     )
-    deadline = time.monotonic() + LIMIT
+    deadline = time.monotonic() + 120
     while not list(tmp_path.rglob("last.ckpt")):
         assert time.monotonic() < deadline and process.poll() is None
         time.sleep(0.2)
     process.send_signal(signal.SIGINT)
-    assert process.wait(LIMIT) != 0
+    assert process.wait(120) != 0
     torch.load(only(tmp_path, "last.ckpt"), weights_only=True)

@@ -1,4 +1,4 @@
-"""Runs that are killed, stopped or cut short, and what they go on from."""
+"""Runs that are killed, stopped or cut short, and resumed."""
 
 import math
 import os
@@ -9,12 +9,14 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.demos.boring_classes import BoringModel, RandomDataset
+from lightning.pytorch.strategies import SingleDeviceStrategy
+from torch.utils.data import DataLoader
 
 from tests.conftest import CPU, REPOSITORY, TINY_KWARGS, equal, make_tree, only, scalars, weights
 from vit_finetune import checkpoint, main
@@ -34,7 +36,7 @@ def options(tmp_path: Path) -> list[str]:
 
 
 class Killed(BaseException):
-    """Stands for the moment at which a process is gone."""
+    """Stand-in for the moment at which a process is killed."""
 
 
 @pytest.mark.parametrize(
@@ -45,10 +47,10 @@ class Killed(BaseException):
         (3, "--trainer.val_check_interval=2", 15),
     ],
 )
-def test_killed_anywhere_ends_as_if_it_had_not_been(
+def test_run_killed_anywhere_ends_with_the_same_weights(
     step: int, more: str, end: int, options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed before a step in the middle or at the end of an epoch; the last file is one or two steps older."""
+    """Killed before a step in the middle or at the end of an epoch; the last checkpoint is one or two steps older."""
     options = [*options, more]
     main([*options, "--experiment=whole"])
     from vit_finetune import ViTClassifier
@@ -70,10 +72,10 @@ def test_killed_anywhere_ends_as_if_it_had_not_been(
     main([*options, f"--ckpt_path={last}"])
     assert torch.load(last, weights_only=True)["global_step"] == end
     assert equal(weights(last), weights(only(tmp_path / "runs" / "whole", "last.ckpt")))
-    # Both parts of the resumed run together have the points of the whole one, and no others.
+    # Both parts of the resumed run together have exactly the points of the uninterrupted run.
     points = {name: scalars(tmp_path / "runs" / name / "version_0") for name in ("killed", "whole")}
     for tag in ("train/loss", "train/acc", "val/loss"):
-        # Sorted: of two event files of one second, the later one may be read first.
+        # Of two event files written within the same second, the later one may be read first.
         points["killed"][tag].sort()
         assert [step for step, _ in points["killed"][tag]] == [step for step, _ in points["whole"][tag]], tag
         assert not any(math.isnan(value) for _, value in points["killed"][tag]), tag
@@ -86,7 +88,7 @@ def test_killed_anywhere_ends_as_if_it_had_not_been(
 def test_stopped_between_the_last_step_and_the_end_of_an_epoch(
     ending: str, options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No epoch is left out after it, even if a file was due at that step."""
+    """No epoch is skipped after resuming, even if a checkpoint was due at that step."""
     from vit_finetune import ViTClassifier
 
     hook = "validation_step" if ending == "killed in validation" else "training_step"
@@ -110,8 +112,8 @@ def test_stopped_between_the_last_step_and_the_end_of_an_epoch(
     assert equal(weights(last), weights(whole))
 
 
-def test_signal_when_all_is_done(options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the last validation: the run ends as it would have, and need not be gone on with."""
+def test_signal_in_the_last_validation(options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run ends as without the signal; there is nothing to resume."""
     from vit_finetune import ViTClassifier
 
     score = ViTClassifier.validation_step
@@ -137,8 +139,8 @@ def test_progress_of_a_run_resumed_within_an_epoch(
 
 
 def test_time_limit_without_validation_loses_nothing(options: list[str], tmp_path: Path) -> None:
-    """Stopped within the first epoch, after which nothing else would save."""
-    stop = ["--trainer.callbacks=tests.test_faults.StopAtThird", "--trainer.limit_val_batches=0"]
+    """Stopped within the first epoch, without a validation that would save."""
+    stop = ["--trainer.callbacks=tests.test_fault_tolerance.StopAtThird", "--trainer.limit_val_batches=0"]
     main([*options, *stop, "--last_checkpoint.every_n_steps=null"])
     last = only(tmp_path, "last.ckpt")
     assert torch.load(last, weights_only=True)["global_step"] == 3
@@ -148,41 +150,59 @@ def test_time_limit_without_validation_loses_nothing(options: list[str], tmp_pat
 
 
 class StopAtThird(Callback):
-    """Asks the run to end after three steps, as Lightning's timer does."""
+    """Stop the run after three steps, as Lightning's Timer does."""
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         trainer.should_stop = trainer.global_step == 3
 
 
-@pytest.mark.parametrize("window", [1, 2, 4, 8, 30])
-def test_several_processes_hear_of_a_signal_within_ten_batches(window: int) -> None:
-    """However many batches an optimizer step takes; only between steps, and at the latest after ten."""
-    asked: list[int] = []
+class TwoProcesses(SingleDeviceStrategy):
+    """One process that reports two, and records the batches after which all processes agree."""
 
-    def reduce(received: torch.Tensor, reduce_op: str) -> torch.Tensor:
-        asked.append(batch)
-        return received
+    def __init__(self) -> None:
+        super().__init__("cpu")
+        self.world_size = 2
+        self.agreed: list[int] = []
+        self.trainer: Trainer | None = None
 
-    epoch: Any = SimpleNamespace(_should_check_val_fx=lambda fetcher: False)
-    trainer: Any = SimpleNamespace(
-        accumulate_grad_batches=window,
-        is_last_batch=False,
-        max_steps=-1,
-        world_size=2,
-        should_stop=False,
-        strategy=SimpleNamespace(reduce=reduce, root_device=torch.device("cpu")),
-        fit_loop=SimpleNamespace(epoch_loop=epoch, _data_fetcher=None),
+    def reduce(self, tensor: Any, *args: Any, reduce_op: Any = None, **kwargs: Any) -> Any:
+        assert self.trainer is not None
+        if reduce_op == "max":  # not Lightning's comparison of the numbers of batches
+            self.agreed.append(self.trainer.fit_loop.batch_idx)
+        return tensor
+
+
+class LongEpoch(BoringModel):
+    """120 batches."""
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        return DataLoader(RandomDataset(32, 120))
+
+
+@pytest.mark.parametrize("accumulate", [1, 2, 4, 8, 30])
+def test_processes_agree_on_a_signal_within_ten_batches(accumulate: int, tmp_path: Path) -> None:
+    """However many batches an optimizer step takes; only between steps, and at least every ten batches."""
+    strategy = TwoProcesses()
+    strategy.trainer = Trainer(
+        strategy=strategy,
+        callbacks=[ResumeCheckpoint()],
+        max_epochs=1,
+        accumulate_grad_batches=accumulate,
+        limit_val_batches=0,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=tmp_path,
     )
-    for batch in range(120):
-        trainer.global_step, epoch.batch_idx = (batch + 1) // window, batch
-        ResumeCheckpoint().on_train_batch_end(trainer, None, None, None, batch)  # type: ignore[arg-type]
-    assert all((batch + 1) % window == 0 for batch in asked)
-    gaps = [after - before for before, after in zip([-1, *asked], [*asked, 119], strict=True)]
-    assert max(gaps) <= max(10, window) and len(asked) <= 120 // 5
+    strategy.trainer.fit(LongEpoch())
+    agreed = strategy.agreed
+    assert all((batch + 1) % accumulate == 0 for batch in agreed)
+    gaps = [after - before for before, after in zip([-1, *agreed], [*agreed, 119], strict=True)]
+    assert max(gaps) <= max(10, accumulate) and len(agreed) <= 120 // 5
 
 
 def start(options: list[str], folder: Path, launcher: tuple[str, ...] = ()) -> subprocess.Popen[str]:
-    """Starts the command as a process of its own, or by torchrun with these options."""
+    """Start the command in a new process, or with torchrun and these options."""
     environment = {
         k: v for k, v in os.environ.items() if not k.startswith(("PL_", "MASTER_", "LOCAL_RANK", "NODE_RANK"))
     }
@@ -205,7 +225,7 @@ def start(options: list[str], folder: Path, launcher: tuple[str, ...] = ()) -> s
 
 
 def wait_for(process: subprocess.Popen[str], condition: Callable[[], object]) -> None:
-    """Waits until something is there, as long as the process lives."""
+    """Wait until a condition holds, as long as the process runs."""
     deadline = time.monotonic() + LIMIT
     while not condition():
         assert process.poll() is None and time.monotonic() < deadline
@@ -213,7 +233,7 @@ def wait_for(process: subprocess.Popen[str], condition: Callable[[], object]) ->
 
 
 def wait_until_gone(group: int) -> None:
-    """Waits until no process of the group is left."""
+    """Wait until no process of the group is left."""
     deadline = time.monotonic() + LIMIT
     while time.monotonic() < deadline:
         try:
@@ -229,7 +249,7 @@ def wait_until_gone(group: int) -> None:
     [(1, 0), *[pytest.param(devices, seed, marks=pytest.mark.slow) for devices in (1, 2) for seed in (1, 2, 3)]],
 )
 def test_kill_9_of_a_real_process(devices: int, seed: int, options: list[str], tmp_path: Path) -> None:
-    """Killed at a random moment; what it left is whole, and going on ends at the weights of the run that was not."""
+    """Killed at a random moment: the checkpoint is complete, and the resumed run ends with the same weights."""
     options = [*options, "--trainer.devices=2", "--trainer.strategy=ddp"] if devices == 2 else options
     start([*options, "--experiment=whole"], tmp_path).wait(LIMIT)
     process = start([*options, "--experiment=killed"], tmp_path)
@@ -239,7 +259,7 @@ def test_kill_9_of_a_real_process(devices: int, seed: int, options: list[str], t
     process.wait(LIMIT)
     last, whole = (only(tmp_path / "runs" / name, "last.ckpt") for name in ("killed", "whole"))
     steps = [torch.load(path, weights_only=True)["global_step"] for path in (last, whole)]
-    if steps[0] < steps[1]:  # else it was done before it was killed
+    if steps[0] < steps[1]:  # otherwise it finished before it was killed
         assert start([*options, f"--ckpt_path={last}"], tmp_path).wait(LIMIT) == 0
     assert equal(weights(last), weights(whole))
 
@@ -249,7 +269,7 @@ def test_kill_9_of_a_real_process(devices: int, seed: int, options: list[str], t
 def test_signals_save_and_end_with_their_code(
     number: signal.Signals, code: int, devices: int, options: list[str], tmp_path: Path
 ) -> None:
-    """The step is finished, the state saved, the code not 0, no process left; going on is exact from there."""
+    """The step is finished, the state saved, the exit code not 0, and no process is left."""
     several = ["--trainer.devices=2", "--trainer.strategy=ddp"] if devices == 2 else []
     endless = [*options, *several, "--trainer.max_epochs=100000", "--last_checkpoint.every_n_steps=null"]
     process = start(endless, tmp_path)
@@ -265,10 +285,10 @@ def test_signals_save_and_end_with_their_code(
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_signals_are_given_back(
+def test_signal_handlers_are_restored(
     number: signal.Signals, code: int, options: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a process that lives on, such as a notebook's, the next Ctrl+C must work as before."""
+    """In a process that continues, such as that of a notebook, the next Ctrl+C must work as before."""
     from vit_finetune import ViTClassifier
 
     train = ViTClassifier.training_step
@@ -284,14 +304,14 @@ def test_signals_are_given_back(
             main(options)
     assert stop.value.code == code
     assert [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)] == handlers
-    main([*options, "--trainer.max_epochs=1", "--experiment=whole"])  # and after a run that ends by itself
+    main([*options, "--trainer.max_epochs=1", "--experiment=whole"])  # also after a run that ends normally
     assert [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)] == handlers
 
 
-def test_slurm_job_saves_in_time_and_goes_on(
+def test_slurm_job_saves_in_time_and_is_resumed(
     options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SIGUSR1 some time before the end; nothing is left beside the run from which another job would go on."""
+    """SIGUSR1 before the end of the job; no file is left from which an unrelated job would resume."""
     from vit_finetune import ViTClassifier
 
     train = ViTClassifier.training_step
@@ -318,7 +338,7 @@ def test_slurm_job_saves_in_time_and_goes_on(
     assert torch.load(last, weights_only=True)["global_step"] == 15
 
 
-def test_full_disk_leaves_the_older_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_leaves_the_previous_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "last.ckpt"
     io = checkpoint.AtomicCheckpointIO()
     io.save_checkpoint({"step": 1}, path)
@@ -333,7 +353,7 @@ def test_full_disk_leaves_the_older_file(tmp_path: Path, monkeypatch: pytest.Mon
     assert [file.name for file in tmp_path.iterdir()] == ["last.ckpt"]
 
 
-def test_run_cut_by_max_steps_goes_on_in_its_epoch(options: list[str], tmp_path: Path) -> None:
+def test_run_cut_by_max_steps_is_resumed_in_its_epoch(options: list[str], tmp_path: Path) -> None:
     main([*options, "--trainer.max_epochs=1", "--trainer.max_steps=3"])
     last = only(tmp_path, "last.ckpt")
     assert torch.load(last, weights_only=True)["global_step"] == 3
@@ -342,8 +362,8 @@ def test_run_cut_by_max_steps_goes_on_in_its_epoch(options: list[str], tmp_path:
 
 
 @pytest.mark.slow
-def test_torchrun_restarts_all_processes_where_they_were(options: list[str], tmp_path: Path) -> None:
-    """One of two processes is killed: torchrun starts both again, and the run ends as one that was never killed."""
+def test_torchrun_restarts_all_processes_from_the_checkpoint(options: list[str], tmp_path: Path) -> None:
+    """One of two processes is killed: torchrun restarts both, and the run ends with the same weights."""
     several = [*options, "--trainer.devices=2", "--trainer.strategy=ddp", "--trainer.max_epochs=60"]
     launcher = ("--standalone", "--nproc_per_node=2", "--max_restarts=2")
     assert start([*several, "--experiment=whole"], tmp_path, launcher).wait(LIMIT) == 0

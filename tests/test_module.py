@@ -1,15 +1,22 @@
 """Metrics, losses and logs with exact values."""
 
+import math
+import re
+import textwrap
 from argparse import Namespace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import timm
 import torch
 import torch.nn.functional as F
+from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import FSDPStrategy
 
-from tests.conftest import CPU, TINY, TINY_KWARGS, make_tree, only, scalars
-from vit_finetune import ViTClassifier, main
+import vit_finetune.module
+from tests.conftest import CPU, TINY, TINY_KWARGS, make_tree, only, scalars, weights
+from vit_finetune import Shapes, ViTClassifier, main
 from vit_finetune.evaluation.metrics import StageMetrics
 
 
@@ -38,12 +45,12 @@ def test_uneven_last_batch_counts_images_not_batches(echo: ViTClassifier) -> Non
     right = torch.eye(3)[[0, 1, 2, 0]] * 50
     echo.validation_step(batch(right, [0, 1, 2, 0]), 0)
     echo.validation_step(batch(right[:1], [1]), 1)  # the single last image is wrong
-    scores = echo.val_metrics
-    assert scores.accuracy["acc"].compute() == pytest.approx(0.8)
-    assert scores.loss.compute() == pytest.approx(50 / 5)
+    metrics = echo.val_metrics
+    assert metrics.accuracy["acc"].compute() == pytest.approx(0.8)
+    assert metrics.loss.compute() == pytest.approx(50 / 5)
 
 
-def test_fillers_are_not_counted(echo: ViTClassifier) -> None:
+def test_padding_samples_are_not_counted(echo: ViTClassifier) -> None:
     logits = torch.eye(3)[[0, 1, 2]] * 50
     echo.test_step(batch(logits, [0, 1, -1], padding=1), 0)
     echo.test_step(batch(logits, [-1, -1, -1], padding=3), 1)
@@ -60,15 +67,15 @@ def test_label_smoothing_is_for_training_only(echo: ViTClassifier) -> None:
 
 def test_top5_where_there_are_more_than_five_classes() -> None:
     assert set(StageMetrics(5).accuracy.keys()) == {"acc"}
-    scores = StageMetrics(6)
+    metrics = StageMetrics(6)
     logits = torch.arange(6.0).repeat(6, 1)
-    scores.add(torch.zeros(6), logits, torch.arange(6))
-    assert scores.accuracy["acc"].compute() == pytest.approx(1 / 6)
-    assert scores.accuracy["acc_top5"].compute() == pytest.approx(5 / 6)
+    metrics.add(torch.zeros(6), logits, torch.arange(6))
+    assert metrics.accuracy["acc"].compute() == pytest.approx(1 / 6)
+    assert metrics.accuracy["acc_top5"].compute() == pytest.approx(5 / 6)
 
 
 def test_logged_epoch_metrics_equal_a_hand_count(tmp_path: Path) -> None:
-    """A rate of zero keeps the weights, so that the epoch's means can be counted again afterwards."""
+    """A learning rate of zero keeps the weights, so that the epoch's means can be counted again afterwards."""
     tree = make_tree(tmp_path / "images", {"train": 6, "val": 3}, side=32)
     frozen = [
         "--model.lr=0",
@@ -96,21 +103,62 @@ def test_logged_epoch_metrics_equal_a_hand_count(tmp_path: Path) -> None:
     assert [step for step, _ in tags["train/loss_step"]] == [1, 3, 4]
 
 
-@pytest.mark.parametrize(
-    "options",
-    [["--model.grad_checkpointing=true"], ["--trainer.precision=bf16-true"], ["--trainer.gradient_clip_val=1"]]
-    + [["--trainer.gradient_clip_val=1", "--trainer.precision=bf16-mixed"], ["--model.optimizer=sgd"]]
-    + [[f"--model.optimizer={name}"] for name in ("lion", "lamb", "muon", "adan", "nadamw")]
-    + [["--trainer.precision=64-true"], ["--trainer.accumulate_grad_batches=2"]],
-)
-def test_variants_train(folder_args: list[str], tmp_path: Path, options: list[str]) -> None:
-    main(["fit", *folder_args, *options])
-    loss = scalars(tmp_path / "runs")["train/loss"][-1][1]
-    assert 0.5 < loss < 2.0
+# Options, and how far the first loss, computed with the initial weights, may be from that of a plain run.
+VARIANTS: list[tuple[list[str], float]] = [
+    (["--model.grad_checkpointing=true"], 0.0),
+    (["--trainer.gradient_clip_val=1"], 0.0),
+    (["--trainer.accumulate_grad_batches=2"], 0.0),
+    *(([f"--model.optimizer={name}"], 0.0) for name in ("sgd", "lion", "lamb", "muon", "adan", "nadamw")),
+    (["--trainer.precision=64-true"], 1e-6),
+    (["--trainer.gradient_clip_val=1", "--trainer.precision=bf16-mixed"], 0.02),
+    (["--trainer.precision=bf16-true"], 0.05),
+]
+
+
+@pytest.mark.parametrize(("options", "tolerance"), VARIANTS, ids=lambda value: " ".join(value) if value else "")
+def test_variants_train(folder_args: list[str], tmp_path: Path, options: list[str], tolerance: float) -> None:
+    """Each starts from the loss of a plain run, and moves the weights to other finite values."""
+    losses = {}
+    for name, extra in (("plain", []), ("variant", options)):
+        main(["fit", *folder_args, *extra, f"--experiment={name}", "--trainer.log_every_n_steps=1"])
+        losses[name] = [value for _, value in scalars(tmp_path / "runs" / name)["train/loss_step"]]
+    assert losses["variant"][0] == pytest.approx(losses["plain"][0], abs=tolerance)
+    trained = weights(only(tmp_path / "runs" / "variant", "last.ckpt"))
+    assert all(value.isfinite().all() for value in trained.values())
+    assert len({float(value.double().sum()) for value in trained.values()}) > 1 and len(set(losses["variant"])) > 1
+
+
+def docstring_examples() -> dict[str, str]:
+    """The classes in the docstring of module.py, by name."""
+    blocks = re.findall(r"::\n\n((?:    .*\n|\n)+)", vit_finetune.module.__doc__ or "")
+    code = [textwrap.dedent(block) for block in blocks]
+    return {re.search(r"class (\w+)", block)[1]: block for block in code}  # type: ignore[index]
+
+
+@pytest.mark.parametrize("name", ["WithEntropy", "WithPolyLoss", "WithResNet"])
+def test_docstring_examples_run(name: str, tmp_path: Path) -> None:
+    """A metric of one's own, another loss, another network: the lines of the docstring, executed."""
+    examples = docstring_examples()
+    assert set(examples) == {"WithEntropy", "WithPolyLoss", "WithResNet"}
+    scope: dict[str, Any] = {"torch": torch, "F": F, "timm": timm, "ViTClassifier": ViTClassifier}
+    exec(examples[name], scope)
+    options = {"pretrained": False, "img_size": 32, "timm_kwargs": TINY_KWARGS}
+    module = scope[name]("vit_tiny_patch16_224", **options)
+    trainer = Trainer(
+        max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False, use_distributed_sampler=False
+    )
+    trainer.fit(module, datamodule=Shapes(train_size=40, batch_size=8, val_fraction=0.25))
+    if name == "WithEntropy":
+        assert 0 < trainer.callback_metrics["val/entropy"] <= math.log(10) + 1e-5
+    elif name == "WithPolyLoss":
+        logits, target = torch.zeros(4, 10), torch.arange(4)
+        assert module.training_loss(logits, target) == pytest.approx(math.log(10) + 0.9)
+    else:
+        assert type(module.net).__name__ == "ResNet" and module(torch.zeros(2, 3, 32, 32).byte()).shape == (2, 10)
 
 
 def test_early_stopping_keeps_the_right_files(folder_args: list[str], tmp_path: Path) -> None:
-    """A rate of zero never improves: two epochs without, after the first; best is the first, last the newest."""
+    """With a learning rate of zero nothing improves: best is the first epoch, last is the newest."""
     options = ["--trainer.max_epochs=9", "--model.lr=0", "--model.min_lr=0", "--trainer.callbacks+=EarlyStopping"]
     options += ["--trainer.callbacks.monitor=val/acc", "--trainer.callbacks.mode=max", "--trainer.callbacks.patience=2"]
     main(["fit", *folder_args, *options])
@@ -129,7 +177,7 @@ def test_norm_clipping_under_fsdp_is_left_to_fsdp(echo: ViTClassifier) -> None:
 
 
 def test_no_end_is_refused(folder_args: list[str], fails: object) -> None:
-    assert "A schedule needs an end" in fails("fit", *folder_args, "--trainer.max_epochs=-1")  # type: ignore[operator]
+    assert "The schedule needs an end" in fails("fit", *folder_args, "--trainer.max_epochs=-1")  # type: ignore[operator]
 
 
 def test_scalar_reads() -> None:

@@ -1,4 +1,4 @@
-"""Trained models in one line and runs as data frames, as a notebook uses them."""
+"""Trained models and data frames of runs, as a notebook uses them."""
 
 import shutil
 import sys
@@ -14,7 +14,7 @@ from vit_finetune import ViTClassifier, main, runs
 
 @pytest.fixture(scope="module")
 def two_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder ``runs`` with a tested run of two epochs and one of one epoch, which differ in the learning rate."""
+    """A folder with a tested run of two epochs and a run of one epoch with another learning rate."""
     folder = tmp_path_factory.mktemp("results")
     tree = make_tree(folder / "images", {"train": 6, "val": 3, "test": 3})
     options = [*TINY, "--data=ImageFolder", f"--data.root={tree}", f"--trainer.default_root_dir={folder / 'runs'}"]
@@ -55,19 +55,19 @@ def test_load_without_validation_takes_the_last(two_runs: Path, tmp_path: Path) 
     assert ViTClassifier.load(tmp_path / "run").class_names == ["a", "b", "c"]
 
 
-def test_load_says_what_is_missing(tmp_path: Path) -> None:
+def test_load_errors_name_what_is_missing(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "shards").mkdir()
     (tmp_path / "shards" / "meta.pt").touch()
     (tmp_path / "broken.ckpt").write_text("no checkpoint")
-    for source, words in (
-        ("best", "no run below runs has best"),
+    for source, message in (
+        ("best", "no run in runs has best"),
         ("nowhere", "nowhere: no such file"),
-        ("empty", "empty holds no checkpoint"),
+        ("empty", "empty contains no checkpoint"),
         ("shards", "python -m vit_finetune.checkpoint shards"),
-        ("broken.ckpt", "damaged or no checkpoint"),
+        ("broken.ckpt", "damaged or not a checkpoint"),
     ):
-        with pytest.raises(MisconfigurationException, match=words):
+        with pytest.raises(MisconfigurationException, match=message):
             ViTClassifier.load(source)
 
 
@@ -84,7 +84,7 @@ def test_scalars_are_those_of_the_event_files(two_runs: Path) -> None:
     assert len(runs.scalars(two_runs / "tiny" / "version_1", two_runs)) == len(frame)  # each run once
 
 
-def test_runs_are_compared_by_what_differs(two_runs: Path) -> None:
+def test_runs_are_compared_by_options_that_differ(two_runs: Path) -> None:
     pytest.importorskip("pandas")
     table = runs.runs(two_runs)
     assert set(table.index) == {"tiny/version_0", "tiny/version_1"}
@@ -98,8 +98,8 @@ def test_runs_are_compared_by_what_differs(two_runs: Path) -> None:
     assert runs.runs(two_runs, options=["data.batch_size"])["data.batch_size"].tolist() == [4, 4]
 
 
-def test_runs_of_a_suite_keep_apart(two_runs: Path, tmp_path: Path) -> None:
-    """Their last two folders have equal names; longer names tell them apart, other runs keep their short ones."""
+def test_runs_of_a_suite_have_unique_names(two_runs: Path, tmp_path: Path) -> None:
+    """Runs whose last two folders have equal names get longer names; other runs keep short ones."""
     pytest.importorskip("pandas")
     for variant in ("slow", "fast"):
         shutil.copytree(two_runs / "tiny" / "version_0", tmp_path / "suite" / variant / "seed0" / "version_0")
@@ -109,11 +109,11 @@ def test_runs_of_a_suite_keep_apart(two_runs: Path, tmp_path: Path) -> None:
     assert sorted(runs.scalars(tmp_path / "suite", str(tmp_path / "suite" / "slow"))["run"].unique()) == names
 
 
-def test_no_run_and_no_pandas_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_for_no_run_and_no_pandas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(MisconfigurationException, match=r"pip install 'vit_finetune\[notebooks\]'"):
         runs.scalars(tmp_path)
     monkeypatch.undo()
     pytest.importorskip("pandas")
-    with pytest.raises(MisconfigurationException, match="holds no run"):
+    with pytest.raises(MisconfigurationException, match="contains no run"):
         runs.runs(tmp_path)

@@ -1,16 +1,16 @@
 """Fine-tune a Vision Transformer with PyTorch Lightning, then make the project your own.
 
->>> from vit_finetune import ViTClassifier, CIFAR10      # the two objects that a Trainer needs
->>> from vit_finetune import main                        # the command line, callable: main(["fit", ...])
->>> model = ViTClassifier.load("runs/quickstart")        # the best weights of the newest run, ready to be asked
->>> from vit_finetune import runs                     # runs.scalars("runs"), runs.runs("runs"): data frames
+>>> from vit_finetune import ViTClassifier, CIFAR10  # model and data, for any Lightning Trainer
+>>> from vit_finetune import main                    # the command line: main(["fit", ...])
+>>> model = ViTClassifier.load("runs/quickstart")    # best weights of the newest run
+>>> from vit_finetune import runs                    # runs.scalars("runs"), runs.runs("runs"): data frames
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from vit_finetune.cli.lightning_cli import main as main
+    from vit_finetune.__main__ import main as main
     from vit_finetune.data import CIFAR10 as CIFAR10
     from vit_finetune.data import CIFAR100 as CIFAR100
     from vit_finetune.data import Contours as Contours
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "main": "cli.lightning_cli",
+    "main": "__main__",
     "ViTClassifier": "module",
     "ImageDataModule": "data",
     "CIFAR10": "data",
@@ -45,7 +45,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name on first use, so that ``import vit_finetune`` itself costs nothing."""
+    """Import a public name on first use, which keeps ``import vit_finetune`` fast."""
     if name in _HOMES:
         return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

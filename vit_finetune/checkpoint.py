@@ -11,61 +11,70 @@ from typing import Any
 import numpy as np
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.cli import SaveConfigCallback
-from lightning.pytorch.loops.fit_loop import RestartStage
+from lightning.pytorch import Trainer
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+from typing_extensions import override
 
 KEYWORDS = {"best": "best-*.ckpt", "last": "last.ckpt"}
-# How often torchrun or SLURM has started this job again.
 RESTART_COUNTS = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
+"""Variables in which torchrun and SLURM count how often they restarted this job."""
 
 
-def resolve(asked: str, runs: Path, experiment: str | None) -> Path | None:
-    """Finds the checkpoint that ``--ckpt_path`` means.
+def resolve(value: str, runs: Path, experiment: str | None) -> Path | None:
+    """Find the checkpoint of ``--ckpt_path``.
 
     Args:
-        asked: A file, or ``best`` or ``last`` of the newest run that has one, or ``restart``: nothing at first, and
-            ``last`` of the newest run, if it has come so far, when torchrun or SLURM has started the job again.
-        runs: Where all runs lie.
-        experiment: Look only among its runs, if it has any.
+        value: A file; ``best`` or ``last`` of the newest run that has one; or ``restart``: ``last`` of the newest run
+            if torchrun or SLURM restarted this job, otherwise nothing.
+        runs: Folder of all runs.
+        experiment: Search only its runs, if it has any.
 
     Returns:
-        The file, or ``None`` for a fresh start.
+        The file, or ``None`` to start a new run.
 
     Raises:
-        MisconfigurationException: There is no such file.
+        MisconfigurationException: The file does not exist.
     """
-    if asked == "restart":
-        again = any(int(os.environ.get(name, "0")) for name in RESTART_COUNTS)
-        started = (runs / experiment if experiment else runs).rglob("config.yaml")
-        newest = max(started, key=lambda path: path.stat().st_mtime, default=None)  # older runs are those of other jobs
-        last = newest.parent / "checkpoints" / KEYWORDS["last"] if newest else None
-        return last if again and last and last.exists() else None
-    if asked not in KEYWORDS:
-        path = Path(asked)
+    if value == "restart":
+        return _last_of_restarted_job(runs / experiment if experiment else runs)
+    if value not in KEYWORDS:
+        path = Path(value)
         if not path.exists():
-            raise MisconfigurationException(f"--ckpt_path {asked}: no such file. Give a file, best, last, or restart.")
+            raise MisconfigurationException(
+                f"--ckpt_path {value}: no such file. Expected a file, best, last or restart."
+            )
         return path
     folder = runs / experiment if experiment and (runs / experiment).is_dir() else runs
-    found = sorted(folder.rglob(f"checkpoints/{KEYWORDS[asked]}"), key=lambda path: path.stat().st_mtime)
+    found = sorted(folder.rglob(f"checkpoints/{KEYWORDS[value]}"), key=_modified)
     if not found:
         raise MisconfigurationException(
-            f"--ckpt_path {asked}: no run below {folder} has {KEYWORDS[asked]}. Train one with fit, or give a file."
+            f"--ckpt_path {value}: no run in {folder} has {KEYWORDS[value]}. Train a model with fit first, or give a "
+            "file."
         )
     return found[-1]
 
 
+def _last_of_restarted_job(folder: Path) -> Path | None:
+    restarted = any(int(os.environ.get(name, "0")) for name in RESTART_COUNTS)
+    newest = max(folder.rglob("config.yaml"), key=_modified, default=None)  # older runs belong to other jobs
+    last = newest.parent / "checkpoints" / KEYWORDS["last"] if newest else None
+    return last if restarted and last and last.exists() else None
+
+
+def _modified(path: Path) -> float:
+    return path.stat().st_mtime
+
+
 def find(source: str | os.PathLike[str], runs: Path) -> Path:
-    """Finds the checkpoint to evaluate: of a run's folder, or of the newest run below a folder, the best one.
+    """Find the checkpoint to evaluate: of a folder, the best one of its newest run.
 
     Args:
         source: A checkpoint, a folder, or ``best`` or ``last`` of the newest run.
-        runs: Where all runs lie.
+        runs: Folder of all runs.
 
     Raises:
-        MisconfigurationException: There is none.
+        MisconfigurationException: There is no checkpoint.
     """
     folder = Path(source)
     if str(source) in KEYWORDS:
@@ -74,83 +83,86 @@ def find(source: str | os.PathLike[str], runs: Path) -> Path:
         return folder
     if not folder.is_dir():
         raise MisconfigurationException(
-            f"{folder}: no such file or folder. Give a run's folder, a file, best, or last."
+            f"{folder}: no such file or folder. Expected a run folder, a checkpoint, best or last."
         )
     if (folder / "meta.pt").is_file():
         raise MisconfigurationException(
-            f"{folder} is a folder of shards. Make one file of it: python -m vit_finetune.checkpoint {folder}"
+            f"{folder} is a sharded checkpoint. Consolidate it first: python -m vit_finetune.checkpoint {folder}"
         )
     for pattern in KEYWORDS.values():
         found = [path for path in folder.rglob(pattern) if path.is_file()]
         if found:
-            return max(found, key=lambda path: path.stat().st_mtime)
-    raise MisconfigurationException(f"{folder} holds no checkpoint. Give a run's folder, a checkpoint, best, or last.")
+            return max(found, key=_modified)
+    raise MisconfigurationException(
+        f"{folder} contains no checkpoint. Expected a run folder, a checkpoint, best or last."
+    )
 
 
 def read_header(path: Path) -> dict[str, Any]:
-    """Reads a checkpoint, its tensors mapped from the file and not copied into memory.
+    """Read a checkpoint; its tensors are memory-mapped, not copied.
 
     Raises:
-        MisconfigurationException: It is no checkpoint of Lightning.
+        MisconfigurationException: The file is not a Lightning checkpoint.
     """
     try:
-        # Processes that save their shards side by side leave a folder; its options are in a file of their own.
+        # A sharded checkpoint is a folder; its hyperparameters are in meta.pt.
         file = path / "meta.pt" if path.is_dir() else path
         checkpoint = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, OSError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else "it is empty"
-        raise MisconfigurationException(f"--ckpt_path {path} is damaged or no checkpoint: {reason}") from error
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else "the file is empty"
+        raise MisconfigurationException(f"--ckpt_path {path} is damaged or not a checkpoint: {reason}") from error
     if not isinstance(checkpoint, dict) or "pytorch-lightning_version" not in checkpoint:
         raise MisconfigurationException(
-            f"--ckpt_path {path} holds weights but no checkpoint. To start from them: fit --model.weights {path}"
+            f"--ckpt_path {path} contains only weights. To start a new run from them: fit --model.weights {path}"
         )
     return checkpoint
 
 
 def option_defaults(checkpoint: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """What a checkpoint says about options.
+    """Return the options that a checkpoint was trained with.
 
     Returns:
-        The model's options as ``{"model.lr": ...}``, and the data's as ``{"class_path": ..., "init_args": ...}`` if
-        the run was started from the command line.
+        The options of the model as ``{"model.lr": ...}``, and those of the data as ``{"class_path": ..., "init_args":
+        ...}`` if the run was started from the command line, otherwise ``None``.
     """
-    model = {f"model.{key}": value for key, value in _visible(checkpoint.get("hyper_parameters", {})).items()}
+    model = {f"model.{key}": value for key, value in public_items(checkpoint.get("hyper_parameters", {})).items()}
     data = checkpoint.get("datamodule_hyper_parameters", {})
-    if "_class_path" not in data:
+    if "_class_path" not in data:  # written by LightningCLI
         return model, None
-    return model, {"class_path": data["_class_path"], "init_args": _visible(data)}
+    return model, {"class_path": data["_class_path"], "init_args": public_items(data)}
 
 
-def _visible(hparams: dict[str, Any]) -> dict[str, Any]:
+def public_items(hparams: MutableMapping[str, Any]) -> dict[str, Any]:
+    """Return the hyperparameters without the entries that LightningCLI adds for itself."""
     return {key: value for key, value in hparams.items() if not key.startswith("_")}
 
 
 def run_folder(checkpoint: Path) -> Path | None:
-    """The run that a checkpoint lies in, ``None`` if it lies elsewhere."""
+    """Return the run folder that contains a checkpoint, ``None`` if it is not in one."""
     run = checkpoint.resolve().parent.parent
     return run if (run / "config.yaml").is_file() else None
 
 
 def epochs_done(checkpoint: dict[str, Any]) -> int:
-    """Number of epochs that a checkpoint has behind it."""
+    """Return the number of finished epochs."""
     done: int = checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"]
     return done
 
 
 def consolidate(folder: Path) -> Path:
-    """Joins a checkpoint that several processes saved in parts into one file, ``last-whole.ckpt`` for ``last.ckpt``.
+    """Write a sharded checkpoint as one file, ``last-whole.ckpt`` for ``last.ckpt``.
 
-    The file holds weights, options and classes: for evaluation, prediction and ``--model.weights``. Going on with the
-    training stays with the folder and the strategy that wrote it.
+    The file contains weights, hyperparameters and class names: for evaluation, prediction and ``--model.weights``. To
+    resume training, use the folder with the strategy that wrote it.
 
     Raises:
-        MisconfigurationException: It is no such folder, or the file is there already.
+        MisconfigurationException: The folder is not a sharded checkpoint, or the file already exists.
     """
     whole = folder.with_name(f"{folder.stem}-whole.ckpt")
     if not (folder / "meta.pt").is_file():
-        raise MisconfigurationException(f"{folder} is no folder of shards.")
+        raise MisconfigurationException(f"{folder} is not a sharded checkpoint.")
     if whole.exists():
-        raise MisconfigurationException(f"{whole} is there already.")
+        raise MisconfigurationException(f"{whole} already exists.")
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
         dcp_to_torch_save(folder, Path(scratch) / "shards.pt")
         shards = torch.load(Path(scratch) / "shards.pt", map_location="cpu", weights_only=True)
@@ -162,13 +174,14 @@ def consolidate(folder: Path) -> Path:
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes beside the final name and renames: a crash or a full disk leaves the file that was there before."""
+    """Write to a temporary file and rename it: a crash or a full disk leaves the previous file unchanged."""
 
+    @override
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        """Writes a checkpoint.
+        """Save a checkpoint.
 
         Raises:
-            OSError: There is no room; the older file is untouched.
+            OSError: The disk is full; the previous file is unchanged.
         """
         part = Path(f"{path}.part")
         part.parent.mkdir(parents=True, exist_ok=True)
@@ -184,59 +197,24 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 
 def begin_next_epoch(trainer: Trainer) -> None:
-    """Lets a run that was saved at an epoch's end go on with the next epoch where ``--trainer.max_steps`` is given.
+    """Start the next epoch in a resumed run that was saved at the end of an epoch.
 
-    There Lightning 2.6 takes every run that goes on for one within an epoch. It would run the finished epoch once more,
-    without batches, and count it.
+    With ``--trainer.max_steps``, Lightning 2.6 treats every resumed run as one within an epoch: it would repeat the
+    finished epoch without batches, and count it.
     """
     loop = trainer.fit_loop
     if loop.restarted_on_epoch_end:
         loop.epoch_progress.increment_completed()
-        loop._restart_stage = RestartStage.NONE
-        for each in (loop, loop.epoch_loop, loop.epoch_loop.val_loop):
-            each._restarting = False
-
-
-class SaveConfig(SaveConfigCallback):
-    """Saves the options of a run as ``config.yaml``, those of other commands as ``test.yaml`` and so on.
-
-    The command line of a resumed run takes the place of the first one, which stays as ``config-1.yaml``.
-    """
-
-    def __init__(self, parser: Any, config: Any, **kwargs: Any) -> None:
-        super().__init__(parser, config, **{**kwargs, "save_to_log_dir": False})
-
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Writes the file before anything else happens in the folder."""
-        command = trainer.state.fn.value if trainer.state.fn else stage
-        self.config_filename = "config.yaml" if command == "fit" else f"{command}.yaml"
-        self._file = Path(trainer.log_dir or ".") / self.config_filename
-        if stage == "fit" and trainer.is_global_zero and not self.already_saved:
-            current, number = self._file, 1
-            while current.exists():
-                older = current.with_name(f"config-{number}.yaml")
-                if not older.exists():
-                    current.rename(older)
-                number += 1
-        super().setup(trainer, pl_module, stage)
-
-    def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Writes the file in UTF-8, which class names may need, whatever the locale."""
-        self._file.parent.mkdir(parents=True, exist_ok=True)
-        self._file.write_text(self.parser.dump(self.config, skip_unset=False), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    try:
-        print(consolidate(Path(sys.argv[1])))
-    except (IndexError, MisconfigurationException) as error:
-        sys.exit(f"error: {error}. Usage: python -m vit_finetune.checkpoint FOLDER")
+        loop.reset_restart_stage()
+        loop.epoch_loop.restarting = False
+        loop._restarting = False  # private: with max_steps the public setter always sets True
 
 
 def make_plain(hparams: MutableMapping[str, Any]) -> None:
-    """Replaces paths, tuples and NumPy numbers by text, lists and Python numbers, in place.
+    """Replace paths, tuples and NumPy numbers by text, lists and Python numbers, in place.
 
-    The command line gives plain values anyway; from Python a user may well pass a ``Path`` or a ``numpy.float64``.
+    A checkpoint that is loaded with ``weights_only=True`` holds nothing else. Options of the command line are plain
+    already; from Python a ``Path`` or a ``numpy.float64`` may be passed.
     """
     for name, value in hparams.items():
         hparams[name] = _plain(value)
@@ -252,3 +230,10 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
     return value
+
+
+if __name__ == "__main__":
+    try:
+        print(consolidate(Path(sys.argv[1])))
+    except (IndexError, MisconfigurationException) as error:
+        sys.exit(f"error: {error} Usage: python -m vit_finetune.checkpoint FOLDER")

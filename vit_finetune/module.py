@@ -1,4 +1,30 @@
-"""The LightningModule: one shared step, losses and metrics, and what a checkpoint holds."""
+"""The LightningModule: one shared step, losses and metrics, and what a checkpoint holds.
+
+To make it yours, edit this file, or subclass :class:`ViTClassifier` and pass your class to a Trainer. The three changes
+that people ask for most, each with the lines to write:
+
+Log a metric of your own; to monitor it, add its name to ``METRICS`` below::
+
+    class WithEntropy(ViTClassifier):
+        def validation_step(self, batch, batch_idx):
+            outputs = super().validation_step(batch, batch_idx)  # logits, labels, index; without padding samples
+            entropy = torch.distributions.Categorical(logits=outputs["logits"]).entropy()
+            self.log("val/entropy", entropy.mean(), on_epoch=True, batch_size=len(entropy), sync_dist=True)
+            return outputs
+
+Change the loss; ``target`` holds class indices ``(B,)``, or probabilities ``(B, C)`` with mixup or cutmix::
+
+    class WithPolyLoss(ViTClassifier):
+        def training_loss(self, logits, target):
+            cross_entropy = F.cross_entropy(logits, target, reduction="none")
+            return (cross_entropy + 1 - torch.exp(-cross_entropy)).mean()  # Leng et al. 2022, arXiv:2204.12511
+
+Swap the network for any module from normalized images ``(B, 3, H, W)`` to logits ``(B, C)``::
+
+    class WithResNet(ViTClassifier):
+        def build_network(self, pretrained):
+            return timm.create_model("resnet18", pretrained=pretrained, num_classes=len(self.class_names))
+"""
 
 import os
 from collections.abc import Mapping
@@ -7,11 +33,12 @@ from typing import Any
 
 import torch.nn.functional as F
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch import Callback, LightningModule
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.plugins.precision import FSDPPrecision, MixedPrecision
 from lightning.pytorch.strategies import FSDPStrategy
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
+from typing_extensions import override
 
 import vit_finetune
 from vit_finetune.checkpoint import begin_next_epoch, find, make_plain, read_header
@@ -19,15 +46,15 @@ from vit_finetune.data.datasets import Batch
 from vit_finetune.evaluation import calibration
 from vit_finetune.evaluation.metrics import PredictionCollector, StageMetrics, StepLogger, require_finite
 from vit_finetune.model import gradients
+from vit_finetune.model.config import ViTConfig
 from vit_finetune.model.ema import WeightEMA
 from vit_finetune.model.preprocess import Preprocess
 
-# timm takes a third of a second to import; `--help` reads this file and must not wait for it. What uses timm lives in
-# vit.py and optim.py, which are imported where a network is really built.
-
+# timm takes a third of a second to import, and `--help` reads this file. Modules that use timm are therefore imported
+# where a network is built.
 
 METRICS = tuple(f"{stage}/{name}" for stage in ("train", "val") for name in ("loss", "acc", "acc_top5"))
-"""What a fit logs by epoch; top-5 accuracy where there are more than five classes."""
+"""Metrics that fit logs per epoch and that callbacks can monitor; top-5 accuracy needs more than five classes."""
 
 
 class ViTClassifier(LightningModule):
@@ -35,35 +62,34 @@ class ViTClassifier(LightningModule):
 
     Args:
         name: Any Vision Transformer of timm, with the tag of its pretrained weights.
-        img_size: Side of the input in pixels; images are resized to it on the device. By default the model's own.
-        pretrained: Start from the weights of that name, downloaded once.
+        img_size: Height and width of the input in pixels; images are resized on the device. Default: the size of the
+            pretrained weights.
+        pretrained: Start from the pretrained weights of that name, downloaded once.
         weights: Start from this local file instead: .safetensors, .pth, or a checkpoint of this project; or from
-            "embedded", weights that come with this package, for the network of configs/quickstart.yaml.
-        timm_kwargs: More arguments for the network, such as {depth: 6, embed_dim: 96, num_heads: 3, patch_size: 4}.
-        class_names: Names in the order of the labels. By default the data's, or the checkpoint's.
-        mean: Channel means on a 0-1 scale; by default those the weights were trained with.
-        std: Channel standard deviations on a 0-1 scale; by default those the weights were trained with.
-        drop_path: Largest probability that a block is skipped in training (stochastic depth).
-        label_smoothing: Share of the training target that is spread over all classes. Validation and test loss are
-            plain cross-entropy.
-        optimizer: Any optimizer of timm that needs first derivatives only.
-        lr: Peak learning rate; with layer_decay that of the head, with each block below at a lower one.
-        lr_for_batch: The global batch that lr is meant for. Another one (per device times devices times accumulation)
-            scales it: by the ratio for sgd and its relatives, by the square root of the ratio for adaptive optimizers.
-            By default lr is taken as it is.
-        weight_decay: Weight decay of the weight matrices; norms, biases, tokens and position embeddings have none.
-        layer_decay: Factor on the learning rate from each block to the one below it; null for one rate.
-        warmup: Share of all optimizer steps spent on linear warm-up.
-        min_lr: Learning rate at the end of the cosine.
-        head_lr_scale: One more factor on the learning rate of the head.
-        freeze_backbone: Train the head only.
-        unfreeze_by: Train the head alone in the first epoch, let the blocks join from the top down in equal shares an
-            epoch, and train everything from this epoch on, counted from 0.
-        lora_rank: Train the head and updates of this rank to the attention matrices only (LoRA); 8 is usual.
-        grad_checkpointing: Compute activations twice instead of keeping them: less memory, more time.
-        compile: Compile the network with torch.compile; takes minutes before the first step.
-        ema: Decay of a moving average of the weights, such as 0.999, below 1. The average is what is validated, kept
-            as best and last, tested and exported. By default there is none.
+            "embedded", the weights bundled with this package for the network of configs/quickstart.yaml.
+        timm_kwargs: Extra arguments of the network, such as {depth: 6, embed_dim: 96, num_heads: 3, patch_size: 4}.
+        class_names: Class names in the order of the labels. Default: those of the dataset, or of the checkpoint.
+        mean: Channel means on a 0-1 scale. Default: those the weights were trained with.
+        std: Channel standard deviations on a 0-1 scale. Default: those the weights were trained with.
+        drop_path: Stochastic depth: probability of skipping the last block; it decreases linearly to 0 at the first.
+        label_smoothing: Label smoothing of the training loss. Validation and test loss are plain cross-entropy.
+        optimizer: Any first-order optimizer of timm.
+        lr: Peak learning rate. With layer_decay it is the learning rate of the head; lower blocks get less.
+        lr_for_batch: Global batch size that lr is meant for. Another one (batch size per device times devices times
+            accumulation) scales lr: linearly for sgd, by the square root for adaptive optimizers. Default: no scaling.
+        weight_decay: Weight decay of weight matrices; norms, biases, tokens and position embeddings have none.
+        layer_decay: Factor on the learning rate from each block to the one below it; null for one learning rate.
+        warmup: Fraction of all optimizer steps used for linear warm-up.
+        min_lr: Learning rate at the end of the cosine schedule.
+        head_lr_scale: Extra factor on the learning rate of the head.
+        freeze_backbone: Train only the head (linear probe).
+        unfreeze_by: Gradual unfreezing: train only the head in epoch 0, then unfreeze blocks from the top down, and
+            train everything from this epoch on.
+        lora_rank: LoRA: train only the head and low-rank updates of this rank to the attention matrices, such as 8.
+        grad_checkpointing: Recompute activations in the backward pass: less memory, more time.
+        compile: Compile the network with torch.compile. The first step takes minutes.
+        ema: Decay of an exponential moving average (EMA) of the weights, at least 0 and below 1, such as 0.999. The EMA
+            weights are validated, saved in checkpoints, tested and exported. Default: no EMA.
     """
 
     net: nn.Module | None
@@ -103,45 +129,50 @@ class ViTClassifier(LightningModule):
         super().__init__()
         self.save_hyperparameters(logger=False)
         make_plain(self.hparams)
-        self.fresh = True  # False when a checkpoint is about to fill the network, so that no weights are fetched for it
+        self.fetch_weights = True  # False when a checkpoint is about to fill the network
         self.net = None
-        self.temperature = 1.0  # see calibration.py
-        self.average: WeightEMA | None = None
-        self.window = StepLogger()
+        self.temperature = 1.0  # see evaluation/calibration.py
+        self.ema_callback: WeightEMA | None = None
+        self.train_log = StepLogger()
 
     @classmethod
     def load(cls, source: str | os.PathLike[str] = "best", runs: str | os.PathLike[str] = "runs") -> "ViTClassifier":
-        """Loads a trained model, ready to be asked: on the CPU, in evaluation mode, nothing downloaded.
+        """Load a trained model on the CPU, in evaluation mode, without any download.
 
-        ``model.probabilities(model(images))`` answers for uint8 images ``(B, 3, h, w)`` of any size, in the order
-        of ``model.class_names``.
+        ``model.probabilities(model(images))`` returns the class probabilities of uint8 images ``(B, 3, h, w)`` of any
+        size, in the order of ``model.class_names``.
 
         Args:
-            source: A run's folder; a folder of runs, whose newest is taken; a checkpoint file; or ``best`` or ``last``.
-                Of a folder, the best weights are taken, the last ones where validation was off.
-            runs: Where ``best`` and ``last`` are looked for.
+            source: A run folder, a folder of runs (the newest is taken), a checkpoint file, ``best`` or ``last``. Of a
+                folder, the best weights are loaded, or the last ones if there was no validation.
+            runs: Folder in which ``best`` and ``last`` are searched.
 
         Raises:
-            MisconfigurationException: There is no such checkpoint, or it cannot be read.
+            MisconfigurationException: The checkpoint does not exist or cannot be read.
         """
         path = find(source, Path(runs))
-        read_header(path)  # says in words what is wrong with a file
+        read_header(path)  # raises a readable error for a damaged file
         return cls.load_from_checkpoint(path, map_location="cpu", weights_only=True).eval()
 
     # The network
 
     @property
     def class_names(self) -> list[str] | None:
-        """Names in the order of the labels; known once data or a checkpoint was seen."""
+        """Class names in the order of the labels; ``None`` until data or a checkpoint is loaded."""
         names: list[str] | None = self.hparams["class_names"]
         return names
+
+    @property
+    def config(self) -> ViTConfig:
+        """The hyperparameters that define the network, its input and its memory."""
+        return ViTConfig.from_hparams(self.hparams)
 
     @property
     def preprocessing(self) -> dict[str, Any]:
         """Size, mean, standard deviation and interpolation of the input."""
         from vit_finetune.model import vit
 
-        return vit.data_config(*(self.hparams[key] for key in ("name", "img_size", "timm_kwargs", "mean", "std")))
+        return vit.data_config(self.config)
 
     @property
     def input_size(self) -> tuple[int, int]:
@@ -149,13 +180,19 @@ class ViTClassifier(LightningModule):
         size: tuple[int, int] = self.preprocessing["size"]
         return size
 
+    @property
+    def attached_trainer(self) -> Trainer | None:
+        """The Trainer, ``None`` when the module is used without one."""
+        return self._trainer  # private: the public property raises where there is no Trainer
+
+    @override
     def setup(self, stage: str) -> None:
-        """Learns the classes from the data before the network is built.
+        """Take the class names from the data module before the network is built.
 
         Raises:
-            MisconfigurationException: The model has other classes than the data.
+            MisconfigurationException: The classes of model and data differ.
         """
-        self._use_current_name()
+        self._update_name()
         names = getattr(self.trainer.datamodule, "class_names", None)  # type: ignore[attr-defined]
         if names is not None and self.class_names not in (None, list(names)):
             raise MisconfigurationException(
@@ -164,7 +201,7 @@ class ViTClassifier(LightningModule):
         if names is not None:
             self.hparams["class_names"] = list(names)
 
-    def _use_current_name(self) -> None:
+    def _update_name(self) -> None:
         from vit_finetune.model import vit
 
         old, name = self.hparams["name"], vit.current_name(self.hparams["name"])
@@ -172,50 +209,62 @@ class ViTClassifier(LightningModule):
             rank_zero_info(f"--model.name {old} is now called {name}")
             self.hparams["name"] = name
 
+    @override
     def configure_model(self) -> None:
-        """Builds the network; called by the Trainer, and when a checkpoint is loaded, before the weights are read."""
+        """Build the network; called by the Trainer, and before the weights of a checkpoint are loaded."""
+        from vit_finetune.model import precision, vit
+
+        trainer = self.attached_trainer
+        if self.net is None:
+            self.net = self._prepare_network(bool(trainer and trainer.state.fn == "fit" and self.fetch_weights))
+        if trainer is not None:
+            dtype = precision.compute_dtype(precision.trainer_precision(trainer))
+            vit.set_attention_kernel(self.net, trainer.strategy.root_device, dtype)
+
+    def build_network(self, pretrained: bool) -> nn.Module:
+        """Build the network.
+
+        Args:
+            pretrained: Load the pretrained weights of ``name``.
+
+        Returns:
+            A module from normalized images ``(B, 3, H, W)`` to logits ``(B, C)``.
+        """
         from vit_finetune.model import vit
 
-        trainer = self._trainer
-        if self.net is None:
-            self.net = self._build_network(fetch_weights=bool(trainer and trainer.state.fn == "fit" and self.fresh))
-        if trainer is not None:
-            vit.choose_attention(self.net, trainer.strategy.root_device, str(trainer.precision))
+        return vit.build(self.config, len(self.class_names or ()), pretrained=pretrained)
 
-    def _build_network(self, fetch_weights: bool) -> nn.Module:
-        from vit_finetune.model import optim, vit
+    def _prepare_network(self, fetch_weights: bool) -> nn.Module:
+        """Build the network, then apply weights, freezing, LoRA, sharding and compilation in this order."""
+        from vit_finetune.model import lora, optim, parallel, vit
 
-        h: Any = self.hparams
+        h = self.hparams
         if self.class_names is None:
-            raise MisconfigurationException("Give the classes: --model.class_names, or data that has them.")
-        from_hub = fetch_weights and h.pretrained and not h.weights
-        net = vit.build(h.name, len(self.class_names), h.img_size, h.drop_path, h.timm_kwargs, from_hub)
-        if fetch_weights and h.weights:
-            vit.load_local_weights(net, h.weights)
-        if h.freeze_backbone:
+            raise MisconfigurationException("No class names: set --model.class_names, or use data that has them.")
+        net = self.build_network(pretrained=fetch_weights and h["pretrained"] and not h["weights"])
+        if fetch_weights and h["weights"]:
+            vit.load_local_weights(net, h["weights"])
+        if h["freeze_backbone"]:
             vit.freeze_backbone(net)
-        if h.lora_rank:
-            from vit_finetune.model import lora
-
-            lora.add(net, h.lora_rank)
-        self._rules = optim.parameter_rules(net, h.weight_decay, h.layer_decay, h.head_lr_scale)
-        if h.grad_checkpointing:
+        if h["lora_rank"]:
+            lora.add(net, h["lora_rank"], vit.head_names(net))
+        # Before sharding: afterwards names and shapes no longer tell which parameters have weight decay.
+        self._rules = optim.parameter_rules(net, h["weight_decay"], h["layer_decay"], h["head_lr_scale"])
+        if h["grad_checkpointing"]:
             net.set_grad_checkpointing(True)  # type: ignore[operator]
         if self.device_mesh is not None:
-            from vit_finetune.model import parallel
-
             parallel.shard(net, self.device_mesh)
-        if h.compile:
+        if h["compile"]:
             net.compile()  # in place: wrapping would put a prefix before every key of a checkpoint
-        self.preprocess = vit.preprocessing(self.preprocessing)
-        self.train_metrics, self.val_metrics, self.test_metrics = (
-            StageMetrics(len(self.class_names)) for _ in range(3)
-        )
+        self.preprocess = Preprocess(**self.preprocessing)
+        classes = len(self.class_names)
+        self.train_metrics, self.val_metrics, self.test_metrics = (StageMetrics(classes) for _ in range(3))
         self.val_predictions = PredictionCollector()
         return net
 
+    @override
     def forward(self, images: Tensor) -> Tensor:
-        """Classifies images.
+        """Classify images.
 
         Args:
             images: uint8, shape ``(B, 3, h, w)``, any size.
@@ -228,11 +277,11 @@ class ViTClassifier(LightningModule):
         return logits
 
     def probabilities(self, logits: Tensor) -> Tensor:
-        """Calibrated probabilities, float32 of the shape of the logits; see :mod:`vit_finetune.evaluation.calibration`."""
+        """Return calibrated probabilities, float32 in the shape of the logits; see evaluation/calibration.py."""
         return (logits.float() / self.temperature).softmax(-1)
 
     def merge_lora(self) -> None:
-        """Folds the updates of ``lora_rank`` into the weights: the same answers from a plain network, for export."""
+        """Merge the LoRA updates into the weights, which leaves a plain network with equal predictions."""
         if self.hparams["lora_rank"]:
             from vit_finetune.model import lora
 
@@ -242,32 +291,42 @@ class ViTClassifier(LightningModule):
 
     # Training
 
+    @override
     def configure_callbacks(self) -> list[Callback]:
-        """Callbacks that belong to options of the model; asked for by the Trainer before each command."""
+        """Return the callbacks that options of the model need; called by the Trainer before each command."""
         own: list[Callback] = []
         if self.trainer.state.fn == "fit" and self.hparams["unfreeze_by"]:
             from vit_finetune.model.unfreeze import GradualUnfreeze
 
             own.append(GradualUnfreeze(self.hparams["unfreeze_by"]))
         if self.trainer.state.fn == "fit" and self.hparams["ema"] is not None:
-            self.average = WeightEMA(self.hparams["ema"])
-            own.append(self.average)
+            self.ema_callback = WeightEMA(self.hparams["ema"])
+            own.append(self.ema_callback)
         return own
 
+    def training_loss(self, logits: Tensor, target: Tensor) -> Tensor:
+        """Return the mean training loss of a batch, a scalar.
+
+        Args:
+            logits: float32, shape ``(B, C)``.
+            target: Class indices, int64 ``(B,)``; with mixup or cutmix probabilities, float32 ``(B, C)``.
+        """
+        return F.cross_entropy(logits, target, label_smoothing=self.hparams["label_smoothing"])
+
+    @override
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Returns the loss; metrics are fed once per logging interval, which keeps the step free of their cost."""
+        """Return the loss; metrics are computed once per logging interval, which keeps the step cheap."""
         logits = self(batch["image"]).float()
-        # Under mixing the targets are shares of the classes.
-        target = batch["target"] if "target" in batch else batch["label"]
-        loss = F.cross_entropy(logits, target, label_smoothing=self.hparams["label_smoothing"])
-        self.window.add(loss, logits, batch["label"])
+        loss = self.training_loss(logits, batch["target"] if "target" in batch else batch["label"])
+        self.train_log.add(loss, logits, batch["label"])
         every = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
         if self.trainer.is_last_batch or (every and (batch_idx + 1) % every == 0):
-            self.window.log(self, self.train_metrics, self.global_step)
+            self.train_log.log(self, self.train_metrics, self.global_step)
         return loss
 
+    @override
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        """Makes the last optimizer step of an epoch an average too, where fewer batches than usual are left for it.
+        """Average over the batches that are left where an epoch ends within an accumulation window.
 
         Lightning has divided the loss by ``accumulate_grad_batches``, however many batches follow.
         """
@@ -277,65 +336,67 @@ class ViTClassifier(LightningModule):
             loss = loss * (window / rest)
         super().backward(loss, *args, **kwargs)
 
+    @override
     def on_train_start(self) -> None:
-        """Gives the schedule its length, and lets what was typed win over the optimizer state of a checkpoint."""
-        from vit_finetune.model import optim
-
+        """Set the length of the schedule; typed options override the optimizer state of a checkpoint."""
         trainer = self.trainer
         begin_next_epoch(trainer)
         for group, options in zip(trainer.optimizers[0].param_groups, self._group_options, strict=True):
             group.update(options, initial_lr=options["lr"])
-        steps = int(trainer.estimated_stepping_batches)
-        schedule = optim.WarmupCosine(trainer.optimizers[0], steps, self.hparams["warmup"], self.hparams["min_lr"])
-        schedule.step_update(self.global_step)
-        trainer.lr_scheduler_configs[0].scheduler = schedule  # type: ignore[assignment]
+        self._schedule.set_length(int(trainer.estimated_stepping_batches))
+        self._schedule.step_update(self.global_step)
 
+    @override
     def on_train_epoch_start(self) -> None:
-        """Starts the epoch with an empty window."""
-        self.window.clear()
+        self.train_log.clear()
 
+    @override
     def on_train_epoch_end(self) -> None:
-        """Logs loss and accuracy over the whole epoch."""
-        # Something is left where --trainer.max_steps cut the epoch short.
-        self.window.log(self, self.train_metrics, self.global_step - 1)
+        """Log loss and accuracy of the whole epoch."""
+        # Steps are left where --trainer.max_steps ended the epoch early.
+        self.train_log.log(self, self.train_metrics, self.global_step - 1)
         self.train_metrics.log(self, "train")
 
+    @override
     def configure_optimizers(self) -> Any:
-        """Builds the optimizer, and a schedule that gets its length in ``on_train_start``.
+        """Build the optimizer, and the schedule, whose length is set in ``on_train_start``.
 
-        The trainer's estimate of optimizer steps, asked for here already, would set up the loader before a checkpoint
-        has told it where to go on.
+        The Trainer's estimate of optimizer steps would set up the loader here, before a checkpoint has restored its
+        position.
 
         Raises:
-            MisconfigurationException: The run has no end.
+            MisconfigurationException: Neither epochs nor steps are limited.
         """
         from vit_finetune.model import optim
 
-        trainer = self.trainer
-        h: Any = self.hparams
+        trainer, h = self.trainer, self.hparams
         if trainer.max_epochs == -1 and trainer.max_steps == -1:
-            raise MisconfigurationException("A schedule needs an end: --trainer.max_epochs or --trainer.max_steps.")
+            raise MisconfigurationException(
+                "The schedule needs an end: set --trainer.max_epochs or --trainer.max_steps."
+            )
         # Lightning cannot clip the gradients of a fused optimizer under mixed precision.
         scales = isinstance(trainer.precision_plugin, (MixedPrecision, FSDPPrecision))
         clips = bool(trainer.gradient_clip_val) and scales
         fused = not clips and self.device.type in ("cpu", "cuda")
         assert self.net is not None
-        lr = optim.scaled_lr(trainer, h.optimizer, h.lr, h.lr_for_batch)
-        optimizer = optim.build_optimizer(self.net, self._rules, h.optimizer, lr, fused)
+        lr = optim.scaled_lr(trainer, h["optimizer"], h["lr"], h["lr_for_batch"])
+        optimizer = optim.build_optimizer(self.net, self._rules, h["optimizer"], lr, fused)
         self._group_options = [
             {key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups
         ]
-        schedule = optim.WarmupCosine(optimizer, 2, h.warmup, h.min_lr)
-        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+        self._schedule = optim.WarmupCosine(optimizer, h["warmup"], h["min_lr"])
+        return [optimizer], [{"scheduler": self._schedule, "interval": "step"}]
 
+    @override
     def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
-        """Sets the rate for the next optimizer step."""
+        """Set the learning rate of the next optimizer step."""
         scheduler.step_update(self.global_step)
 
+    @override
     def configure_gradient_clipping(
         self, optimizer: Any, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
     ) -> None:
-        """Clips as the Trainer does, except by norm where parameters are cut up in a way that it cannot add up."""
+        """Clip as the Trainer does, except by norm where FSDP or tensor parallel splits parameters."""
         strategy, by_norm = self.trainer.strategy, gradient_clip_val and gradient_clip_algorithm != "value"
         if by_norm and isinstance(strategy, FSDPStrategy):
             strategy.model.clip_grad_norm_(gradient_clip_val)  # type: ignore[operator,union-attr]
@@ -347,25 +408,28 @@ class ViTClassifier(LightningModule):
 
     # Evaluation
 
-    def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        """Scores held-out images."""
-        self.val_predictions.update(*self._score(self.val_metrics, batch))
+    @override
+    def validation_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
+        """Evaluate a validation batch; return ``logits``, ``labels`` and ``index`` without padding samples."""
+        outputs = self._evaluate(self.val_metrics, batch)
+        self.val_predictions.update(**outputs)
+        return outputs
 
+    @override
     def test_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
-        """Scores test images; returns ``logits``, ``labels`` and ``index`` for the report, fillers left out."""
-        return dict(zip(("logits", "labels", "index"), self._score(self.test_metrics, batch), strict=True))
+        """Evaluate a test batch; return ``logits``, ``labels`` and ``index`` without padding samples."""
+        return self._evaluate(self.test_metrics, batch)
 
-    def _score(self, scores: StageMetrics, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        """Counts a batch; returns logits, labels and positions of its images."""
+    def _evaluate(self, metrics: StageMetrics, batch: Batch) -> dict[str, Tensor]:
         logits = self(batch["image"]).float()
-        real = batch["index"] >= 0  # leaves out the fillers that even out several processes
+        real = batch["index"] >= 0  # padding samples even out the batches of several processes
         logits, labels, index = logits[real], batch["label"][real], batch["index"][real]
-        losses = F.cross_entropy(logits, labels, reduction="none")
-        scores.add(losses, logits, labels)
-        return logits, labels, index
+        metrics.add(F.cross_entropy(logits, labels, reduction="none"), logits, labels)
+        return {"logits": logits, "labels": labels, "index": index}
 
+    @override
     def on_validation_epoch_end(self) -> None:
-        """Logs ``val/loss``, ``val/acc`` and, with more than five classes, ``val/acc_top5``; fits the temperature."""
+        """Log ``val/loss``, ``val/acc`` and, with more than five classes, ``val/acc_top5``; fit the temperature."""
         if self.trainer.training or self.trainer.validating:
             require_finite(self.trainer, float(self.val_metrics.loss.compute()), "validation")
         self.val_metrics.log(self, "val")
@@ -374,34 +438,37 @@ class ViTClassifier(LightningModule):
             self.temperature = calibration.fit_temperature(logits, labels)
         self.val_predictions.reset()
 
+    @override
     def on_test_epoch_end(self) -> None:
-        """Logs the same for ``test/``."""
         self.test_metrics.log(self, "test")
 
+    @override
     def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
-        """Returns ``index`` int64 ``(B,)``, -1 for fillers, and ``probability`` float32 ``(B, C)``."""
+        """Return ``index`` int64 ``(B,)``, -1 for padding samples, and ``probability`` float32 ``(B, C)``."""
         return {"index": batch["index"], "probability": self.probabilities(self(batch["image"]))}
 
     # Checkpoints
 
+    @override
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Fills the network.
+        """Load the weights.
 
         Raises:
-            MisconfigurationException: The tensors are those of another network.
+            MisconfigurationException: The checkpoint belongs to another network.
         """
         try:
             return super().load_state_dict(state_dict, strict, assign)
         except RuntimeError as error:
             details = "; ".join(line.strip() for line in str(error).splitlines()[1:4])
             raise MisconfigurationException(
-                "The checkpoint does not fit the network that --model.name, img_size and timm_kwargs describe. Leave "
-                "them out to take the checkpoint's, or start anew from its weights by fit --model.weights FILE. "
-                f"{details}"
+                "The checkpoint does not match the network of --model.name, img_size and timm_kwargs. Leave these "
+                "options out to use those of the checkpoint, or start a new run from its weights: fit --model.weights "
+                f"FILE. {details}"
             ) from error
 
+    @override
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Reads the temperature; says when a resumed run would train on images that were held out before.
+        """Restore the temperature; warn if a resumed run has another training split.
 
         Raises:
             MisconfigurationException: The checkpoint was trained on other classes.
@@ -411,19 +478,22 @@ class ViTClassifier(LightningModule):
         trained = stored.get("class_names", self.class_names)
         if trained != self.class_names:
             raise MisconfigurationException(
-                f"The checkpoint's classes are {', '.join(trained)}; --model.class_names or the data asks for "
+                f"The checkpoint's classes are {', '.join(trained)}; --model.class_names or the data has "
                 f"{', '.join(self.class_names or [])}. For new classes start from its weights: fit --model.weights FILE"
             )
-        trainer = self._trainer
+        trainer = self.attached_trainer
         if trainer is not None and trainer.state.fn == "fit":
             before = stored.get("split_fingerprint")
             if before != getattr(trainer.datamodule, "split_fingerprint", None):  # type: ignore[attr-defined]
-                rank_zero_warn("The training images are not those of the checkpoint: validation is not comparable.")
+                rank_zero_warn(
+                    "The training split is not that of the checkpoint: validation metrics are not comparable."
+                )
 
+    @override
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Adds what makes the file usable by itself: classes, input format, which images were trained on."""
-        if self.average is not None:
-            self.average.enter(checkpoint)
+        """Add what makes the file usable by itself: class names, preprocessing, temperature, training split."""
+        if self.ema_callback is not None:
+            self.ema_callback.save_to(checkpoint)
         datamodule = getattr(self.trainer, "datamodule", None)
         checkpoint["vit_finetune"] = {
             "version": vit_finetune.__version__,

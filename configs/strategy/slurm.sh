@@ -1,11 +1,11 @@
 #!/bin/bash
 # sbatch configs/strategy/slurm.sh
 #
-# Shows:    data parallel over nodes under SLURM. The tasks of a node are as many as its devices; Lightning reads addresses
-#           and ranks from SLURM. Two minutes before the job's time is up it gets SIGUSR1, saves, and goes back into the
-#           queue, to go on from there.
+# Shows:    data parallel over several nodes under SLURM, with one task per device; Lightning reads addresses and ranks
+#           from SLURM. Two minutes before its time limit the job gets SIGUSR1, saves a checkpoint and is requeued, to
+#           resume from there.
 # Hardware: two nodes with eight GPUs each.
-# Measured: not yet measured; the script was read, not run.
+# Measured: not yet measured; the script has not been run.
 #SBATCH --job-name=vit_finetune
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=8
@@ -17,5 +17,5 @@
 srun python -m vit_finetune fit --config configs/cifar10.yaml --config configs/strategy/multi_node.yaml \
   --experiment "cifar10-$SLURM_JOB_ID" --ckpt_path restart
 code=$?
-[ "$code" -eq 138 ] && scontrol requeue "$SLURM_JOB_ID"  # 128 and the number of SIGUSR1: stopped and saved
+[ "$code" -eq 138 ] && scontrol requeue "$SLURM_JOB_ID"  # 128 + SIGUSR1: stopped and saved
 exit "$code"

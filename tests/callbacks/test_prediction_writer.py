@@ -1,4 +1,4 @@
-"""From files of any kind to tables of answers."""
+"""Predictions for files of any kind, as tables."""
 
 import csv
 import json
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.conftest import CPU, REPOSITORY, TINY, TINY_MODEL, image, make_tree, only
+from tests.conftest import CPU, REPOSITORY, TINY, TINY_MODEL, make_tree, noise_image, only
 from vit_finetune import main
 
 Rows = list[dict[str, Any]]
@@ -21,7 +21,7 @@ Rows = list[dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that tells red (a) from green (b) from blue (c)."""
+    """A model that classifies red (a), green (b) and blue (c) images."""
     folder = tmp_path_factory.mktemp("trained")
     tree = make_tree(folder / "images", {"train": 6, "val": 3})
     options = ["--data=ImageFolder", f"--data.root={tree}", f"--trainer.default_root_dir={folder / 'runs'}"]
@@ -31,9 +31,9 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def predict(checkpoint: Path, tmp_path: Path) -> Callable[..., tuple[Rows, Rows]]:
-    """Predicts into a table of its own; returns its rows and the JSON lines."""
+    """Predict into a new table; return its rows and the JSON lines."""
 
-    def run(root: Path, *options: str, name: str = "answers") -> tuple[Rows, Rows]:
+    def run(root: Path, *options: str, name: str = "predictions") -> tuple[Rows, Rows]:
         arguments = [f"--ckpt_path={checkpoint}", *CPU, f"--data.root={root}", "--data.num_workers=0"]
         main(["predict", *arguments, f"--predictions.path={tmp_path / name}", *options])
         with open(tmp_path / f"{name}.csv", newline="", encoding="utf-8") as file:
@@ -45,13 +45,13 @@ def predict(checkpoint: Path, tmp_path: Path) -> Callable[..., tuple[Rows, Rows]
 
 @pytest.fixture
 def mixed(tmp_path: Path) -> Path:
-    """Six images of known classes and three broken ones, nested, without folders for classes."""
+    """Six images of known classes and three broken files, nested, without class folders."""
     root = tmp_path / "mixed"
     (root / "deep" / "er").mkdir(parents=True)
     generator = np.random.default_rng(1)
     for name, channel in (("1.png", 2), ("3.png", 0), ("5.png", 1), ("deep/6.png", 1), ("deep/er/8.png", 0)):
-        image(channel, generator).save(root / name)
-    image(2, generator, side=200).save(root / "deep" / "7.jpg")
+        noise_image(channel, generator).save(root / name)
+    noise_image(2, generator, side=200).save(root / "deep" / "7.jpg")
     whole = (root / "deep" / "7.jpg").read_bytes()
     (root / "2.jpg").write_bytes(whole[: len(whole) // 2])
     (root / "4.png").write_bytes(b"")
@@ -67,19 +67,19 @@ def test_broken_file_is_a_row_with_its_error(predict: Callable[..., Any], mixed:
     assert [row["class"] for row in table] == ["c", "", "a", "", "b", "b", "c", "a", ""]
     errors = [row["error"] for row in table]
     assert errors[1].startswith("image file is truncated") and errors[3] == "the file is empty"
-    assert errors[8].startswith("it is damaged, or no image") and "".join(errors[4:8]) == ""
+    assert errors[8].startswith("damaged, or not an image") and "".join(errors[4:8]) == ""
     for row, line in zip(table, lines, strict=True):
         assert (line["path"], line["error"] or "", line["class"] or "") == (row["path"], row["error"], row["class"])
         if not line["error"]:
             assert line["top"][0] == {"class": line["class"], "probability": line["probability"]}
-            assert sum(answer["probability"] for answer in line["top"]) == pytest.approx(1, abs=1e-5)
+            assert sum(entry["probability"] for entry in line["top"]) == pytest.approx(1, abs=1e-5)
     assert lines[1]["top"] == [] and lines[1]["class"] is None and lines[1]["probability"] is None
     more = [f"{name}_{number}" for number in (2, 3) for name in ("class", "probability")]
     assert list(table[0]) == ["path", "class", "probability", *more, "error"]
 
 
 def test_list_of_paths_and_one_file(predict: Callable[..., Any], mixed: Path) -> None:
-    """Relative to the list's folder or absolute, in the order of the list; a missing one is a row."""
+    """Relative to the list's folder or absolute, in the order of the list; a missing file is a row."""
     lines = ["deep/6.png", str(mixed / "1.png"), "", "gone.png", "3.png"]
     (mixed / "list.txt").write_bytes(("\ufeff" + "\r\n".join(lines)).encode())
     table, _ = predict(mixed / "list.txt")
@@ -92,7 +92,7 @@ def test_list_of_paths_and_one_file(predict: Callable[..., Any], mixed: Path) ->
 
 
 def test_test_folder_needs_no_classes(predict: Callable[..., Any], mixed: Path, tmp_path: Path) -> None:
-    """Training images with classes and loose test images: the usual layout of competitions."""
+    """Training images in class folders and unlabeled test images: the usual layout of competitions."""
     root = make_tree(tmp_path / "root", {"train": 1})
     shutil.copytree(mixed / "deep", root / "test" / "no class of the model")
     assert [row["class"] for row in predict(root)[0]] == ["b", "c", "a", ""]
@@ -101,45 +101,42 @@ def test_test_folder_needs_no_classes(predict: Callable[..., Any], mixed: Path, 
 def test_top_k_and_path(
     predict: Callable[..., Any], mixed: Path, checkpoint: Path, fails: Callable[..., str], tmp_path: Path
 ) -> None:
-    table, lines = predict(mixed, "--predictions.top_k=2", name="new/answers.of.today")
+    table, lines = predict(mixed, "--predictions.top_k=2", name="new/predictions.of.today")
     assert list(table[0]) == ["path", "class", "probability", "class_2", "probability_2", "error"]
     assert [len(line["top"]) for line in lines] == [2, 0, 2, 0, 2, 2, 2, 2, 0]
     options = ["predict", f"--ckpt_path={checkpoint}", f"--data.root={mixed}"]
-    before = (tmp_path / "new" / "answers.of.today.csv").read_bytes()
-    message = fails(*options, f"--predictions.path={tmp_path / 'new' / 'answers.of.today.csv'}")
-    assert "--predictions.path" in message and "answers.of.today.csv" in message and "already" in message
-    assert (tmp_path / "new" / "answers.of.today.csv").read_bytes() == before
-    assert "--predictions.top_k is 0; it must be at least 1" in fails(*options, "--predictions.top_k=0")
+    before = (tmp_path / "new" / "predictions.of.today.csv").read_bytes()
+    message = fails(*options, f"--predictions.path={tmp_path / 'new' / 'predictions.of.today.csv'}")
+    assert "--predictions.path" in message and "predictions.of.today.csv" in message and "already" in message
+    assert (tmp_path / "new" / "predictions.of.today.csv").read_bytes() == before
+    assert "--predictions.top_k is 0; expected at least 1" in fails(*options, "--predictions.top_k=0")
 
 
 def test_nothing_to_predict_is_refused(checkpoint: Path, tmp_path: Path, fails: Callable[..., str]) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "photo.heic").write_bytes(b"\0\0\0\x18ftypheic")
     options = ["predict", f"--ckpt_path={checkpoint}", *CPU]
-    assert "has no images; accepted types are" in fails(*options, f"--data.root={tmp_path / 'empty'}")
+    assert "contains no images; accepted types are" in fails(*options, f"--data.root={tmp_path / 'empty'}")
     assert "nowhere does not exist" in fails(*options, "--data.root=nowhere")
-    assert "neither a folder, nor an image" in fails(*options, f"--data.root={tmp_path / 'photo.heic'}")
+    assert "is neither a folder, an image" in fails(*options, f"--data.root={tmp_path / 'photo.heic'}")
 
 
-def test_checkpoint_of_another_data_set(mixed: Path, tmp_path: Path, fails: Callable[..., str]) -> None:
+def test_checkpoint_of_another_dataset(mixed: Path, tmp_path: Path, fails: Callable[..., str]) -> None:
     main(["fit", *TINY, "--data=Shapes", "--data.train_size=200", "--trainer.limit_train_batches=1"])
     options = ["predict", "--ckpt_path=best", *CPU]
     message = fails(*options, f"--data.root={mixed}")
-    assert (
-        "Shapes has no option --data.root. Before it, name data that has: --data CIFAR10 or --data CIFAR100 or"
-        in message
-    )
+    assert "--data.root is not an option of the selected dataset. First select --data CIFAR10 or" in message
     main([*options, "--data=ImageFolder", f"--data.root={mixed}", "--data.num_workers=0"])
     lines = [json.loads(line) for line in only(tmp_path, "predictions.jsonl").open(encoding="utf-8")]
     assert len(lines) == 9 and {line["error"] is None for line in lines} == {True, False}
     assert len(lines[0]["top"]) == 5
 
 
-def test_images_are_not_taken_for_cifar10(cifar: Path, mixed: Path, fails: Callable[..., str]) -> None:
-    """Nothing is downloaded between them."""
+def test_folder_of_images_is_not_read_as_cifar10(cifar: Path, mixed: Path, fails: Callable[..., str]) -> None:
+    """Nothing is downloaded."""
     main(["fit", *TINY, f"--data.root={cifar}", "--trainer.limit_train_batches=1"])
     message = fails("predict", "--ckpt_path=best", *CPU, f"--data.root={mixed}")
-    assert "holds images, not CIFAR-10. For your own images add --data ImageFolder" in message
+    assert "contains image files, not CIFAR-10. For your own images, use --data ImageFolder" in message
 
 
 def test_plain_lines_in_long_predictions(
@@ -163,12 +160,12 @@ def odd_tree(root: Path) -> Path:
             (root / split / folder).mkdir(parents=True)
             for name in NAMES:
                 with open(root / split / folder / name, "wb") as file:
-                    image(channel, generator).save(file, "PNG")
+                    noise_image(channel, generator).save(file, "PNG")
     return root
 
 
 def check_odd_table(path: Path) -> None:
-    """Every row is there, with its class."""
+    """Check that every row is present, with its class."""
     with open(path, newline="", encoding="utf-8") as file:
         table = list(csv.DictReader(file))
     shown = {name.encode(errors="surrogateescape").decode(errors="backslashreplace") for name in NAMES}
@@ -179,7 +176,7 @@ def check_odd_table(path: Path) -> None:
 
 
 def test_odd_names_survive_every_stage(tmp_path: Path) -> None:
-    """Commas, quotes, line ends, other scripts and bytes that are no text, in names of files and classes."""
+    """Commas, quotes, line breaks, other scripts and bytes that are not text, in names of files and classes."""
     root = odd_tree(tmp_path / "trée")
     options = ["--data=ImageFolder", f"--data.root={root}", "--data.num_workers=2", "--data.cache_gb=0"]
     main(["fit", *TINY, *options, "--trainer.max_epochs=4", "--model.lr=0.01"])
@@ -190,7 +187,7 @@ def test_odd_names_survive_every_stage(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_odd_names_without_a_locale(tmp_path: Path, checkpoint: Path, fails: Callable[..., str]) -> None:
-    """The same where Python takes everything beyond ASCII for bytes that are no text."""
+    """The same in a locale in which Python decodes ASCII only."""
     odd_tree(tmp_path / "tree")
     environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONPATH": str(REPOSITORY)}
     environment.pop("PL_GLOBAL_SEED", None)
@@ -206,6 +203,6 @@ def test_odd_names_without_a_locale(tmp_path: Path, checkpoint: Path, fails: Cal
     check_odd_table(only(tmp_path, "predictions.csv"))
 
 
-def test_option_that_is_no_text_is_refused_in_words(fails: Callable[..., str]) -> None:
+def test_option_that_is_not_text_is_refused(fails: Callable[..., str]) -> None:
     message = fails("fit", "--data=ImageFolder", "--data.root=\udcff")
-    assert "--data.root=\\udcff' holds bytes that are no text here" in message
+    assert "--data.root=\\udcff' contains bytes that are not text" in message

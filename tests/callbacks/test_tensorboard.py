@@ -1,4 +1,4 @@
-"""What is in the event files: exact tags, counts and sizes."""
+"""Contents of the event files: exact tags, counts and sizes."""
 
 import io
 import math
@@ -6,19 +6,17 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from lightning.pytorch import Callback, Trainer
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from torch.utils.tensorboard import SummaryWriter
 
-from tests.conftest import REPOSITORY, TINY, TINY_KWARGS, equal, only, scalars, weights
-from tests.test_module import model
-from vit_finetune import main
-from vit_finetune.callbacks.projector import principal_components
-from vit_finetune.callbacks.tensorboard import COLUMNS, _add, _as_images, _draw_graph, _logging_step
-from vit_finetune.evaluation.plots import image_grid
+from tests.conftest import CPU, REPOSITORY, TINY, TINY_KWARGS, only, scalars, weights
+from vit_finetune import ViTClassifier, main
+from vit_finetune.callbacks.tensorboard import denormalize
+from vit_finetune.data.decode import decode
 from vit_finetune.model.preprocess import Preprocess
 
 FLOAT16 = f"--config={REPOSITORY / 'configs' / 'precision' / '16-mixed-cpu.yaml'}"
@@ -26,23 +24,23 @@ EPOCH = ["epoch", "train/acc", "train/loss", "val/acc", "val/loss"]
 SPEED = ["train/data_time_fraction", "train/images_per_second", "train/peak_memory_gb", "train/tflops"]
 STEPS = ["train/acc_step", "train/loss_step", "train/lr", *SPEED]
 ALWAYS = {*EPOCH, *STEPS, "train/first_step_seconds", "train/seconds", "best/val/acc"}
-SHARES = {f"precision/{name}" for name in ("zero_in_fp16", "zero_in_fp16_scaled", "inf_in_fp16_scaled")}
+FRACTIONS = {f"precision/{name}" for name in ("zero_in_fp16", "zero_in_fp16_scaled", "inf_in_fp16_scaled")}
 IMAGES = ["train/batch", "val/confusion", "val/mistakes", "val/reliability"]
 
 
 def events(run: Path) -> EventAccumulator:
-    """The one event file below a folder, whole."""
+    """Return all of the one event file in a folder."""
     found = EventAccumulator(str(only(run, "events.out.tfevents.*")), {"scalars": 0, "images": 0, "tensors": 0})
     found.Reload()
     return found
 
 
 class Inject(Callback):
-    """Puts known gradients in place, or one that is infinite, after the backward pass of chosen steps.
+    """Replace the gradients after the backward pass by known ones, or by infinite ones in chosen steps.
 
     Args:
-        values: What all gradients hold, repeated, as they would be without a loss scale.
-        infinite: Steps in which one of them overflows.
+        values: Values of all gradients, repeated, without the loss scale.
+        infinite: Steps in which the gradients overflow.
     """
 
     def __init__(self, values: list[float] | None = None, infinite: list[int] | None = None) -> None:
@@ -63,13 +61,13 @@ class Inject(Callback):
     ("options", "more"),
     [
         ([], set()),
-        (["--trainer.precision=bf16-mixed"], SHARES),
-        ([FLOAT16], SHARES | {"precision/loss_scale", "precision/skipped_steps"}),
+        (["--trainer.precision=bf16-mixed"], FRACTIONS),
+        ([FLOAT16], FRACTIONS | {"precision/loss_scale", "precision/skipped_steps"}),
     ],
     ids=["32-true", "bf16-mixed", "16-mixed"],
 )
 def test_tags_counts_and_sizes(options: list[str], more: set[str], folder_args: list[str], tmp_path: Path) -> None:
-    """Four epochs of five steps. Two validation images have two labels each, so that two answers must be wrong."""
+    """Four epochs of five steps. Two validation images have two labels each, so that two predictions must be wrong."""
     for name in ("00", "01"):
         shutil.copy(tmp_path / f"images/val/c/{name}.png", tmp_path / f"images/val/a/again-{name}.png")
     every = ["--trainer.log_every_n_steps=2", "--tensorboard.images_every_n_epochs=2"]
@@ -78,9 +76,9 @@ def test_tags_counts_and_sizes(options: list[str], more: set[str], folder_args: 
     found = events(tmp_path / "runs")
     assert set(found.Tags()["scalars"]) == ALWAYS | more | {"train/grad_norm", "train/lr_lowest"}
     logged = [5 * epoch + step for epoch in range(4) for step in (1, 3, 4)]
-    for tag in [*STEPS, "train/grad_norm", *(more - SHARES)]:
+    for tag in [*STEPS, "train/grad_norm", *(more - FRACTIONS)]:
         assert [event.step for event in found.Scalars(tag)] == logged, tag
-    for tag in more & SHARES:
+    for tag in more & FRACTIONS:
         assert [event.step for event in found.Scalars(tag)] == [0, 6, 12, 18], tag
         assert all(0 <= event.value < 1 for event in found.Scalars(tag))
     assert [event.step for event in found.Scalars("val/acc")] == [4, 9, 14, 19]
@@ -112,8 +110,8 @@ def test_everything_can_be_switched_off(folder_args: list[str], tmp_path: Path) 
 @pytest.mark.parametrize(
     ("name", "value"), [("images", 17), ("images_every_n_epochs", -1), ("precision_every_n_steps", -1)]
 )
-def test_odd_options_are_refused(folder_args: list[str], fails: Any, name: str, value: int) -> None:
-    assert f"--tensorboard.{name} is {value}; it must be" in fails("fit", *folder_args, f"--tensorboard.{name}={value}")
+def test_options_out_of_range_are_refused(folder_args: list[str], fails: Any, name: str, value: int) -> None:
+    assert f"--tensorboard.{name} is {value}; expected" in fails("fit", *folder_args, f"--tensorboard.{name}={value}")
     assert "--projector.images is -1" in fails("fit", *folder_args, "--projector.images=-1")
 
 
@@ -122,10 +120,10 @@ def test_odd_options_are_refused(folder_args: list[str], fails: Any, name: str, 
 
 @pytest.mark.parametrize("clip", [[], ["--trainer.gradient_clip_val=0.001"]], ids=["fused", "unscaled, clipped"])
 @pytest.mark.parametrize("precision", [["--trainer.precision=32-true"], ["--trainer.precision=bf16-mixed"], [FLOAT16]])
-def test_norm_and_shares_of_known_gradients(
+def test_norm_and_underflow_of_known_gradients(
     precision: list[str], clip: list[str], folder_args: list[str], tmp_path: Path
 ) -> None:
-    """Of four values one is lost even with the usual scale of 65536, one is saved by it, and one overflows by it."""
+    """Of four values, one underflows even with a loss scale of 65536, one only without, and one overflows with it."""
     values = [2.0**-50, 2.0**-30, 2.0**-10, 2.0]
     known = [f"--trainer.callbacks+={__name__}.Inject", f"--trainer.callbacks.values={values}"]
     main(["fit", *folder_args, *precision, *clip, *known, "--experiment=run", "--trainer.log_every_n_steps=1"])
@@ -134,12 +132,12 @@ def test_norm_and_shares_of_known_gradients(
     held = torch.cat([torch.tensor(values).repeat(p.numel())[: p.numel()] for p in net.values()])
     assert tags["train/grad_norm"][0] == (0, pytest.approx(float(held.norm())))
     if precision != ["--trainer.precision=32-true"]:
-        for name, share in (
+        for name, fraction in (
             ("zero_in_fp16", (held < 2**-25).float().mean()),
             ("zero_in_fp16_scaled", (held < 2**-41).float().mean()),
             ("inf_in_fp16_scaled", (held == 2).float().mean()),
         ):
-            assert tags[f"precision/{name}"] == [(0, pytest.approx(float(share)))], name
+            assert tags[f"precision/{name}"] == [(0, pytest.approx(float(fraction)))], name
 
 
 @pytest.mark.parametrize("clip", [[], ["--trainer.gradient_clip_val=1"]], ids=["fused", "unscaled, clipped"])
@@ -155,33 +153,31 @@ def test_skipped_steps_are_counted(clip: list[str], folder_args: list[str], tmp_
     assert [math.isfinite(value) for _, value in tags["train/grad_norm"]] == [False, True, False, True, True]
 
 
-@pytest.mark.parametrize("accumulate", [1, 3])
-def test_every_interval_is_logged_once(accumulate: int) -> None:
-    """With accumulation, at the optimizer step that holds the batch at which the interval ends."""
-
-    class Fake:
-        log_every_n_steps, accumulate_grad_batches, is_last_batch = 4, accumulate, False
-
-        def __init__(self, ready: int) -> None:
-            self.fit_loop = self.epoch_loop = self.batch_progress = self.current = self
-            self.ready = ready
-
-    steps = range(accumulate, 25, accumulate)
-    due = [done for done in steps if _logging_step(Fake(done))]  # type: ignore[arg-type]
-    assert due == {1: [4, 8, 12, 16, 20, 24], 3: [6, 9, 12, 18, 21, 24]}[accumulate]
+@pytest.mark.parametrize(("accumulate", "steps"), [(1, [3, 7, 11, 15, 17]), (3, [1, 2, 3, 5])])
+def test_every_interval_is_logged_once(
+    accumulate: int, steps: list[int], folder_args: list[str], tmp_path: Path
+) -> None:
+    """Intervals of 4 batches: with accumulation, logged at the step that contains the last batch of the interval."""
+    options = [
+        "--data.batch_size=1",
+        "--trainer.log_every_n_steps=4",
+        f"--trainer.accumulate_grad_batches={accumulate}",
+    ]
+    main(["fit", *folder_args, *options])
+    assert [step for step, _ in scalars(tmp_path / "runs")["train/grad_norm"]] == steps
 
 
-def test_lowest_rate_under_layer_decay(folder_args: list[str], tmp_path: Path) -> None:
+def test_lowest_learning_rate_under_layer_decay(folder_args: list[str], tmp_path: Path) -> None:
     main(["fit", *folder_args, "--model.layer_decay=0.5", "--trainer.log_every_n_steps=1"])
     tags = scalars(tmp_path / "runs")
     for (_, head), (_, lowest) in zip(tags["train/lr"], tags["train/lr_lowest"], strict=True):
         assert lowest == pytest.approx(head * 0.5**3)  # two blocks and the embedding below the head
 
 
-# Images and graph
+# Images
 
 
-def test_the_batch_is_shown_as_the_network_sees_it(folder_args: list[str], tmp_path: Path) -> None:
+def test_batch_is_shown_as_the_network_sees_it(folder_args: list[str], tmp_path: Path) -> None:
     """Red, green and blue images under their labels a, b and c, after augmentation, normalization and resizing."""
     main(["fit", *folder_args, "--trainer.accumulate_grad_batches=2"])
     (shown,) = events(tmp_path / "runs").Images("train/batch")
@@ -195,42 +191,25 @@ def test_the_batch_is_shown_as_the_network_sees_it(folder_args: list[str], tmp_p
 def test_normalization_is_undone() -> None:
     preprocess = Preprocess((8, 8), (0.5, 0.4, 0.3), (0.2, 0.3, 0.4))
     images = torch.randint(0, 256, (2, 3, 8, 8), dtype=torch.uint8)
-    assert torch.equal(_as_images(preprocess(images), preprocess), images)
+    assert torch.equal(denormalize(preprocess(images), preprocess), images)
 
 
 def test_images_of_an_epoch_stay_below_a_megabyte_whatever_they_show(tmp_path: Path) -> None:
-    """Noise at 224 pixels, which no PNG can shrink: batch and mistakes; the charts take another 60 kB."""
-    noise = torch.randint(0, 256, (8, 3, 224, 224), dtype=torch.uint8)
-    with SummaryWriter(str(tmp_path / "noise")) as writer:
-        for tag, caption in (("batch", "a"), ("mistakes", "a\nb\nc")):
-            _add(writer, tag, image_grid(noise, [caption] * 8, COLUMNS), 0)
-    assert only(tmp_path / "noise", "events*").stat().st_size < 0.94e6
-
-
-@pytest.mark.parametrize(("size", "patch"), [(32, 8), (224, 32)])
-def test_graph(size: int, patch: int, tmp_path: Path) -> None:
-    module = model()
-    module.hparams.update(img_size=size, timm_kwargs={**TINY_KWARGS, "patch_size": patch})
-    before, state = {k: v.clone() for k, v in module.state_dict().items()}, torch.get_rng_state()
-    with SummaryWriter(str(tmp_path / "graph")) as writer:
-        _draw_graph(writer, module)
-    assert equal(before, module.state_dict()) and torch.equal(state, torch.get_rng_state())
-    assert module.training
-    found = events(tmp_path / "graph")
-    assert {"blocks", "patch_embed", "head"} <= {part for node in found.Graph().node for part in _parts(node.name)}
-    assert only(tmp_path / "graph", "events*").stat().st_size < 200_000
-
-
-def _parts(name: str) -> set[str]:
-    return {part.split("[")[-1].rstrip("]") for part in name.split("/")}
-
-
-def test_graph_on_request_changes_nothing(folder_args: list[str], tmp_path: Path) -> None:
-    main(["fit", *folder_args, "--experiment=plain"])
-    main(["fit", *folder_args, "--experiment=graph", "--tensorboard.graph=true"])
-    plain, graph = (weights(only(tmp_path / "runs" / name, "last.ckpt")) for name in ("plain", "graph"))
-    assert equal(plain, graph)
-    assert events(tmp_path / "runs" / "graph").Tags()["graph"]
+    """Noise of 224 pixels, which PNG cannot compress: eight images of the batch and eight mistakes."""
+    generator = np.random.default_rng(0)
+    for split in ("train", "val"):
+        for name in "abc":
+            (tmp_path / "noise" / split / name).mkdir(parents=True)
+            for number in range(8):
+                pixels = generator.integers(0, 256, (224, 224, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(tmp_path / "noise" / split / name / f"{number}.png")
+    kwargs = TINY_KWARGS | {"patch_size": 32}
+    model = ["--model.name=vit_tiny_patch16_224", "--model.pretrained=false", f"--model.timm_kwargs={kwargs}"]
+    data = ["--data=ImageFolder", f"--data.root={tmp_path / 'noise'}", "--data.batch_size=8"]
+    main(["fit", *model, *data, *CPU, "--trainer.max_epochs=1", "--model.img_size=224"])
+    found = events(tmp_path / "runs")
+    assert found.Images("train/batch")[0].height > 300 and found.Images("val/mistakes")[0].height > 300  # two rows
+    assert 0.5e6 < only(tmp_path / "runs", "events*").stat().st_size < 1e6
 
 
 # Other commands
@@ -241,8 +220,9 @@ def test_projector_and_no_empty_files(folder_args: list[str], tmp_path: Path) ->
     for _ in range(2):
         main(["test", "--ckpt_path=best", "--projector.images=5"])
     main(["predict", "--ckpt_path=best", f"--data.root={tmp_path / 'images' / 'test'}"])
-    run = only(tmp_path / "runs", "version_*")  # no run but the first
-    for tag in ("test", "test-1"):  # and the older points are kept
+    run = only(tmp_path / "runs", "version_*")  # test and predict add to the run
+    features = head_inputs(run, tmp_path / "images" / "test")
+    for tag in ("test", "test-1"):  # the earlier points are kept
         folder = run / "00000" / tag
         rows = [line.split("\t") for line in (folder / "metadata.tsv").read_text().splitlines()]
         assert rows[0] == ["true", "predicted", "path"]
@@ -251,6 +231,8 @@ def test_projector_and_no_empty_files(folder_args: list[str], tmp_path: Path) ->
         ]  # fmt: skip
         points = [[float(x) for x in line.split("\t")] for line in (folder / "tensors.tsv").read_text().splitlines()]
         assert len(points) == 5 and len(points[0]) == 5
+        distances = [torch.cdist(values, values) for values in (torch.tensor(points), features)]
+        assert torch.allclose(*distances, atol=1e-3)
         with Image.open(folder / "sprite.png") as sprite:
             assert sprite.size == (96, 96)  # three by three thumbnails
     config = (run / "projector_config.pbtxt").read_text()
@@ -261,15 +243,19 @@ def test_projector_and_no_empty_files(folder_args: list[str], tmp_path: Path) ->
         assert any(found.Tags().values()), file
 
 
-def test_principal_components_keep_distances() -> None:
-    features = torch.randn(20, 6) @ torch.randn(6, 40)
-    points = principal_components(features, 50)
-    assert points.shape == (20, 20)
-    assert torch.allclose(torch.cdist(points[:, :6], points[:, :6]), torch.cdist(features, features), atol=1e-3)
+def head_inputs(run: Path, images: Path) -> torch.Tensor:
+    """Return what the head of the best checkpoint receives for the five images that the projector shows."""
+    model = ViTClassifier.load(run)
+    paths = [images / name for name in ("a/00.png", "a/02.png", "b/01.png", "c/00.png", "c/02.png")]
+    pixels = torch.stack([decode(path, size=32) for path in paths])
+    net: Any = model.net
+    with torch.no_grad():
+        features: torch.Tensor = net.forward_head(net.forward_features(model.preprocess(pixels)), pre_logits=True)
+    return features
 
 
 def test_table_of_runs_sorts_by_numbers(tmp_path: Path) -> None:
-    """Options and the best metric arrive in the HPARAMS tab as numbers; there is no placeholder metric."""
+    """The tab HPARAMS has options and the best metric as numbers, and no placeholder metric."""
     from tensorboard.plugins.hparams import plugin_data_pb2
 
     main(["fit", *TINY, "--data=Shapes", "--data.train_size=100", "--model.lr=0.002"])

@@ -1,4 +1,4 @@
-"""check-data: every kind of problem in one tree, exact lists, exit codes, files that are kept."""
+"""check-data: every kind of problem in one tree, exact lists, exit codes, files that are written."""
 
 import json
 import shutil
@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.conftest import TINY_MODEL, image, make_tree
+from tests.conftest import TINY_MODEL, make_tree, noise_image
 from vit_finetune import ImageFolder, main
 from vit_finetune.cli.check_data import check
 from vit_finetune.cli.check_data_report import SHEET, choose, terminal
@@ -60,7 +60,7 @@ def test_every_problem_is_listed_once(tree: Path, run: Run) -> None:
     train, val, test = (tree / split for split in ("train", "val", "test"))
     (train / "a" / "empty.png").write_bytes(b"")
     (train / "b" / "page.jpg").write_text("<html>")
-    image(0, np.random.default_rng(1), side=200).save(train / "b" / "cut.jpg")
+    noise_image(0, np.random.default_rng(1), side=200).save(train / "b" / "cut.jpg")
     (train / "b" / "cut.jpg").write_bytes((train / "b" / "cut.jpg").read_bytes()[:2000])
     shutil.rmtree(val / "b")
     (val / "zebra").mkdir()
@@ -80,7 +80,7 @@ def test_every_problem_is_listed_once(tree: Path, run: Run) -> None:
     listed = found(report)
     problems = {text: details for text, (problem, details) in listed.items() if problem}
     notes = {text: details for text, (problem, details) in listed.items() if not problem}
-    broken = problems.pop("files that cannot be read")
+    broken = problems.pop("unreadable files")
     assert [line.split("'")[1] for line in broken] == [
         str(train / "a" / "empty.png"),
         str(train / "b" / "cut.jpg"),
@@ -90,17 +90,15 @@ def test_every_problem_is_listed_once(tree: Path, run: Run) -> None:
     assert problems == {
         "val: unknown classes": [str(val / "zebra")],
         "val: classes without images": ["b"],
-        "equal images in several splits": [f"{train}/a/00.png = {test}/a/leak \udcff.bmp"],
-        "equal images in several classes": [f"{train}/a/01.png = {train}/c/as c.png"],
+        "duplicates in several splits": [f"{train}/a/00.png = {test}/a/leak \udcff.bmp"],
+        "duplicates in several classes": [f"{train}/a/01.png = {train}/c/as c.png"],
     }
     assert notes == {
-        "files of other types, left out: 1 .heic, 1 .txt, 1 no extension": [],
-        "images outside the class folders, left out": [str(train / "loose.png")],
-        "equal images in the same split and class": [f"{train}/b/02 again.png = {train}/b/02.png"],
+        "files of other types, skipped: 1 .heic, 1 .txt, 1 no extension": [],
+        "images outside the class folders, skipped": [str(train / "loose.png")],
+        "duplicates in the same split and class": [f"{train}/b/02 again.png = {train}/b/02.png"],
         "images with a side of less than 32 pixels": [f"{test}/b/tiny.png (8 x 9)"],
-        "images more than 3 times as long as wide, of which the center cut leaves out most": [
-            f"{test}/b/long.png (400 x 100)"
-        ],
+        "images with an aspect ratio over 3, mostly removed by the center crop": [f"{test}/b/long.png (400 x 100)"],
     }
     assert report["counts"] == {
         "train": {"a": 6, "b": 7, "c": 7, "zebra": 0},
@@ -126,8 +124,8 @@ def test_one_tree_is_split_at_random_so_copies_are_a_problem(tmp_path: Path, run
     assert code == 1 and report["counts"] == {"all": {"a": 13, "b": 12, "c": 1, "empty": 0}}
     assert found(report) == {
         "all: classes without images": (True, ["empty"]),
-        "equal images that a random split can tear apart": (True, [f"{tree}/a/00.png = {tree}/a/copy.png"]),
-        "all: uneven classes, from 1 of c to 13 of a": (False, []),
+        "duplicates that a random split can separate": (True, [f"{tree}/a/00.png = {tree}/a/copy.png"]),
+        "all: imbalanced classes, from 1 of c to 13 of a": (False, []),
     }
 
 
@@ -169,7 +167,7 @@ def test_copies_across_sets_in_memory_are_found(cifar: Path, run: Run, monkeypat
     monkeypatch.setattr(CIFAR10, "_read", leaky)
     code, _, report = run("--data=CIFAR10", f"--data.root={cifar}")
     assert code == 1
-    assert found(report) == {"equal images in several splits": (True, ["train/00003 = test/00003"])}
+    assert found(report) == {"duplicates in several splits": (True, ["train/00003 = test/00003"])}
 
 
 def test_refusals(tree: Path, tmp_path: Path, fails: Callable[..., str]) -> None:
@@ -177,7 +175,7 @@ def test_refusals(tree: Path, tmp_path: Path, fails: Callable[..., str]) -> None
     assert "--data.root nowhere" in fails(*options, "--data.root=nowhere")
     (tmp_path / "bare").mkdir()
     assert "has no images in class folders" in fails(*options, "--data.root=bare")
-    assert f"--output {tree} is there already" in fails(*options, f"--data.root={tree}", f"--output={tree}")
+    assert f"--output {tree} already exists" in fails(*options, f"--data.root={tree}", f"--output={tree}")
 
 
 def test_many_classes_are_shown_in_part(tmp_path: Path) -> None:

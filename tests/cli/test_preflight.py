@@ -1,18 +1,19 @@
-"""What is refused before anything starts, and what only gets a word."""
+"""Checks before a run: errors, and warnings."""
 
 import math
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import lightning
 import pytest
 import torch
 
-from tests.conftest import CPU, TINY, TINY_MODEL, make_tree, only
-from tests.test_distributed import run
+from tests.conftest import CPU, TINY, TINY_MODEL, make_tree, only, run_command
 from vit_finetune import ViTClassifier, main
-from vit_finetune.cli import failures, preflight
+from vit_finetune.cli import preflight
+from vit_finetune.cli.main import OUT_OF_MEMORY, explain
 from vit_finetune.model.optim import lr_factor
 
 
@@ -20,10 +21,10 @@ def test_all_problems_at_once(folder_args: list[str], fails: Callable[..., str])
     message = fails(
         "fit", *folder_args, "--data.root=nowhere", "--best_checkpoint.monitor=val_acc", "--model.weights=no.pth"
     )
-    assert "3 things stand in the way" in message
+    assert "Found 3 problems:" in message
     for part in (
         "nowhere is not a folder",
-        "'val_acc', which is not logged. Allowed: train/loss",
+        "monitors 'val_acc', which is not logged. Expected one of: train/loss",
         "no.pth: no such file",
     ):
         assert part in message
@@ -32,18 +33,23 @@ def test_all_problems_at_once(folder_args: list[str], fails: Callable[..., str])
 
 def test_early_stopping_needs_its_metric(folder_args: list[str], fails: Callable[..., str]) -> None:
     stopping = ["--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.monitor=val_loss"]
-    assert "EarlyStopping follows 'val_loss'" in fails("fit", *folder_args, *stopping)
+    assert "EarlyStopping monitors 'val_loss'" in fails("fit", *folder_args, *stopping)
     stopping[1] = "--trainer.callbacks.monitor=val/loss"
     assert "skips validation" in fails("fit", *folder_args, *stopping, "--trainer.limit_val_batches=0")
 
 
-def test_validation_off_says_that_there_is_no_best(folder_args: list[str], tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match="there will be no best checkpoint"):
+def test_validation_off_warns_that_there_is_no_best(folder_args: list[str], tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="only the last checkpoint will be saved"):
         main(["fit", *folder_args, "--trainer.limit_val_batches=0"])
     assert only(tmp_path, "last.ckpt") and not list(tmp_path.rglob("best-*"))
 
 
-@pytest.mark.parametrize(("version", "word"), [("2.6.3", "malicious"), ("2.5.0", "run code by a checkpoint")])
+def test_unfreezing_needs_another_ddp(folder_args: list[str], fails: Callable[..., str]) -> None:
+    options = [*folder_args, "--model.unfreeze_by=2", "--trainer.max_epochs=3", "--trainer.strategy=ddp"]
+    assert "--trainer.strategy ddp_find_unused_parameters_true" in fails("fit", *options)
+
+
+@pytest.mark.parametrize(("version", "word"), [("2.6.3", "malicious"), ("2.5.0", "lets a checkpoint run code")])
 def test_unsafe_lightning(
     version: str, word: str, folder_args: list[str], fails: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -55,10 +61,10 @@ def test_full_disk_and_unwritable_folder(
     folder_args: list[str], fails: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("shutil.disk_usage", lambda _: os.terminal_size((0, 0)) and type("Usage", (), {"free": 1000}))
+        patch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1000))
         assert "checkpoints take" in fails("fit", *folder_args)
     monkeypatch.setattr("os.access", lambda *_: False)
-    assert "cannot be written to" in fails("fit", *folder_args)
+    assert "is not writable" in fails("fit", *folder_args)
 
 
 def test_compile_needs_a_compiler(
@@ -70,28 +76,26 @@ def test_compile_needs_a_compiler(
 
 def test_impossible_network_before_data(fails: Callable[..., str]) -> None:
     message = fails("fit", *TINY, "--model.img_size=30", "--data=ImageFolder", "--data.root=nowhere")
-    assert "--model.img_size 30 is no multiple of the 8-pixel patches" in message
+    assert "--model.img_size 30 is not divisible by" in message
     assert "nowhere is not a folder" in message
 
 
 def test_unknown_name_is_one_problem(folder_args: list[str], fails: Callable[..., str]) -> None:
     message = fails("fit", *folder_args, "--model.name=vit_tiny_patch16_999", "--model.pretrained=true")
-    assert "is not a timm model" in message and "stand in the way" not in message
+    assert "is not a timm model" in message and "problems:" not in message
 
 
-def test_old_gpu_gets_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer = type("T", (), {"precision": "bf16-mixed"})()
-    trainer.strategy = type("S", (), {"root_device": torch.device("cuda", 0)})()
+def test_old_gpu_gets_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Tesla T4")
-    with pytest.warns(UserWarning, match="Tesla T4 has no bf16 units: .*16-mixed is fast"):
-        preflight._warn(trainer)
+    with pytest.warns(UserWarning, match="Tesla T4 has no native bf16: .*16-mixed is fast"):
+        preflight.warn_slow_bf16(torch.device("cuda", 0), "bf16-mixed")
 
 
 def test_doctor(folder_args: list[str], capsys: pytest.CaptureFixture[str], fails: Callable[..., str]) -> None:
     main(["doctor", *folder_args])
     out = capsys.readouterr().out
-    for word in ("vit_finetune", "python", "cpu", "gpu", "torch", "nothing stands in the way"):
+    for word in ("vit_finetune", "python", "cpu", "gpu", "torch", "no problems found"):
         assert word in out
     assert not Path("runs").exists()
     assert "nowhere is not a folder" in fails("doctor", *folder_args, "--data.root=nowhere")
@@ -101,11 +105,11 @@ def test_doctor(folder_args: list[str], capsys: pytest.CaptureFixture[str], fail
     ("optimizer", "batch", "reference", "factor"),
     [("adamw", 256, None, 1.0), ("adamw", 256, 64, 2.0), ("sgd", 256, 64, 4.0), ("adamw", 64, 64, 1.0)],
 )
-def test_rate_factor(optimizer: str, batch: int, reference: int | None, factor: float) -> None:
+def test_lr_factor(optimizer: str, batch: int, reference: int | None, factor: float) -> None:
     assert lr_factor(optimizer, batch, reference) == factor
 
 
-def test_global_batch_is_said_and_scales_only_when_asked(
+def test_global_batch_is_printed_and_scales_lr_only_if_set(
     folder_args: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level("INFO"):
@@ -118,10 +122,10 @@ def test_global_batch_is_said_and_scales_only_when_asked(
     assert rates == {0.0005}
 
 
-def test_loss_that_is_no_number_stops_the_run(
+def test_nonfinite_loss_stops_the_run(
     folder_args: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Step, rate and precision are named, the code is 1, and the good checkpoint of the epoch before stays."""
+    """The error names step, learning rate and precision; the exit code is 1; the last good checkpoint stays."""
     train = ViTClassifier.training_step
 
     def breaks(self: ViTClassifier, batch: dict[str, torch.Tensor], batch_idx: int) -> torch.Tensor:
@@ -162,11 +166,11 @@ def test_resume_with_another_optimizer_is_refused(
     assert f"does not fit {option} {value}" in message and f"fit --model.weights {last}" in message
 
 
-def test_memory_error_without_words() -> None:
-    assert failures.explain(MemoryError()) == failures.OUT_OF_MEMORY
+def test_memory_error_without_message() -> None:
+    assert explain(MemoryError()) == OUT_OF_MEMORY
 
 
-def test_out_of_memory_names_the_ways_out(
+def test_out_of_memory_names_the_remedies(
     folder_args: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:
@@ -182,8 +186,10 @@ def test_out_of_memory_names_the_ways_out(
 
 
 @pytest.mark.slow
-def test_shards_are_refused_with_the_command_that_joins_them(tmp_path: Path, fails: Callable[..., str]) -> None:
-    """Saved in parts by two processes, joined by one command, scored by one process."""
+def test_sharded_checkpoint_is_refused_with_the_command_that_consolidates_it(
+    tmp_path: Path, fails: Callable[..., str]
+) -> None:
+    """Written by two processes, consolidated by one command, evaluated by one process."""
     import subprocess
     import sys
 
@@ -193,7 +199,7 @@ def test_shards_are_refused_with_the_command_that_joins_them(tmp_path: Path, fai
     config = REPOSITORY / "configs" / "strategy" / "fsdp2.yaml"
     options = [*TINY_MODEL, "--data=ImageFolder", f"--data.root={tree}", "--trainer.accelerator=cpu"]
     sharded = [f"--config={config}", "--trainer.strategy.init_args.save_distributed_checkpoint=true"]
-    run("fit", *sharded, *options, "--trainer.max_epochs=1", "--data.batch_size=3", folder=tmp_path)
+    run_command("fit", *sharded, *options, "--trainer.max_epochs=1", "--data.batch_size=3", folder=tmp_path)
     last = only(tmp_path, "last.ckpt")
     assert last.is_dir()
     message = fails("test", f"--ckpt_path={last}", *CPU)

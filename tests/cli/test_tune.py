@@ -1,4 +1,4 @@
-"""The finders: what they print, and that they leave nothing else behind."""
+"""tune: what it prints, and that it leaves no other files."""
 
 import math
 from collections.abc import Callable
@@ -17,10 +17,10 @@ def files(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
-def test_rate_is_printed_and_drawn(
+def test_lr_is_printed_and_plotted(
     folder_args: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every group has the rate of the sweep times its layer's factor, whatever the schedule says; nothing is saved."""
+    """Every group has the learning rate of the test times its layer's factor; nothing is saved."""
     seen = []
     step = ViTClassifier.training_step
 
@@ -33,8 +33,8 @@ def test_rate_is_printed_and_drawn(
     for _ in range(2):
         main(["tune", *folder_args, *options])
     printed = capsys.readouterr().out.splitlines()
-    assert printed[-1].startswith("--model.lr ") and printed[-1].endswith("(drawn in runs/lr-1.png)")
-    assert printed[-2].split()[:2] == printed[-1].split()[:2]  # the same seed, the same answer
+    assert printed[-1].startswith("--model.lr ") and printed[-1].endswith("(plot: runs/lr-1.png)")
+    assert printed[-2].split()[:2] == printed[-1].split()[:2]  # the same seed, the same result
     assert 1e-6 <= float(printed[-1].split()[1]) <= 1e-4
     assert files(tmp_path / "runs") == ["lr-1.png", "lr.png"]
     assert len(seen) == 24 and seen[:12] == seen[12:]
@@ -43,12 +43,12 @@ def test_rate_is_printed_and_drawn(
         assert rates == {scale: pytest.approx(rate * scale) for scale in (1.0, 0.5, 0.25, 0.125)}
 
 
-def test_printed_rate_is_meant_for_the_option(folder_args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_printed_lr_is_for_the_option(folder_args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """With lr_for_batch the option is scaled once more when it is used."""
     results = []
-    for extra in ([], ["--model.lr_for_batch=16"]):  # the batch is four, so rates are halved
+    for extra in ([], ["--model.lr_for_batch=16"]):  # the batch is four, so learning rates are halved
         main(["tune", *folder_args, "--steps=12", "--low=1e-5", "--high=1e-3", *extra])
-        results.append(float(capsys.readouterr().out.split()[-4]))
+        results.append(float(capsys.readouterr().out.split()[-3]))
     assert results[1] == pytest.approx(2 * results[0], rel=0.05)
 
 
@@ -61,13 +61,13 @@ def test_suggestion() -> None:
     rates = [10.0 ** (i / 10) for i in range(60)]
     losses = [2 - math.exp(-((i - 30) ** 2) / 100) for i in range(50)] + [math.nan] * 10
     assert rates[30] / 10 < tune.suggest(rates, losses) < rates[40] / 10  # smoothing comes a little late
-    with pytest.raises(MisconfigurationException, match="falls at none"):
+    with pytest.raises(MisconfigurationException, match="does not fall at any"):
         tune.suggest(rates[:3], [1.0, 2.0, 3.0])
 
 
 def test_sweep_ends_where_the_loss_explodes(folder_args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     main(["tune", *folder_args, "--steps=40", "--low=1e-4", "--high=1e8", "--model.optimizer=sgd"])
-    assert float(capsys.readouterr().out.split()[-4]) < 1e6
+    assert float(capsys.readouterr().out.split()[-3]) < 1e6
 
 
 def test_batch_size_doubles_up_to_the_limit(
@@ -100,7 +100,7 @@ def test_batch_size_stops_at_memory(
         (["--model.ema=2"], "--model.ema is 2.0"),  # a check of fit
         (["--low=1"], "--low 1.0, --high 0.1"),
         (["--steps=1"], "--steps 1"),
-        (["--what=batch_size", "--largest=100"], "--largest 100 is no power of two"),
+        (["--what=batch_size", "--largest=100"], "--largest 100 is not a power of two"),
     ],
 )
 def test_nonsense_is_refused(

@@ -1,4 +1,4 @@
-"""Splits, samplers, CIFAR-10 files, generated images."""
+"""Splits, CIFAR files, synthetic images."""
 
 import socket
 from pathlib import Path
@@ -8,45 +8,12 @@ import torch
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torchvision import datasets
 
-from tests.conftest import CPU, TINY_MODEL
+from tests.conftest import CPU, TINY_MODEL, only
 from vit_finetune import CIFAR10, CIFAR100, Contours, Shapes, main
 from vit_finetune.data.contours import Formulas
 from vit_finetune.data.contours import draw as draw_contours
 from vit_finetune.data.datasets import InMemoryDataset
-from vit_finetune.data.samplers import DistributedEvalSampler, stratified_split
 from vit_finetune.data.shapes import NAMES
-
-
-def dataset(count: int) -> InMemoryDataset:
-    images = torch.arange(count, dtype=torch.uint8)[:, None, None, None].expand(count, 3, 2, 2)
-    return InMemoryDataset(images, torch.arange(count) % 3, [f"{i}.png" for i in range(count)])
-
-
-def test_batch_is_one_index_operation() -> None:
-    batch = dataset(10).__getitems__([7, 2])
-    assert batch["image"].shape == (2, 3, 2, 2) and batch["image"].dtype == torch.uint8
-    assert batch["image"][:, 0, 0, 0].tolist() == [7, 2]
-    assert batch["label"].tolist() == [1, 2] and batch["index"].tolist() == [7, 2]
-
-
-@pytest.mark.parametrize("replicas", [1, 2, 3, 7])
-def test_even_sampler_gives_each_image_once(replicas: int) -> None:
-    data = dataset(5)
-    shards = [list(DistributedEvalSampler(data, num_replicas=replicas, rank=rank)) for rank in range(replicas)]
-    assert len({len(shard) for shard in shards}) == 1
-    batches = [data.__getitems__(shard) for shard in shards]
-    assert sorted(i for batch in batches for i in batch["index"].tolist() if i >= 0) == [0, 1, 2, 3, 4]
-    padding = [label for batch in batches for i, label in zip(batch["index"], batch["label"], strict=True) if i < 0]
-    assert all(label == -1 for label in padding)
-
-
-def test_stratified_holdout() -> None:
-    labels = torch.tensor([0] * 40 + [1] * 20 + [2] * 10)
-    kept, held = stratified_split(labels, 0.1, seed=3)
-    assert torch.equal(torch.cat([kept, held]).sort().values, torch.arange(70))
-    assert labels[held].bincount().tolist() == [4, 2, 1]
-    assert torch.equal(held, stratified_split(labels, 0.1, seed=3)[1])
-    assert not torch.equal(held, stratified_split(labels, 0.1, seed=4)[1])
 
 
 def test_validation_comes_from_train_and_is_not_augmented(cifar: Path) -> None:
@@ -73,20 +40,6 @@ def test_split_has_its_own_seed_and_a_fingerprint(cifar: Path, monkeypatch: pyte
     assert prints[0, 0] == prints[1, 0] != prints[0, 1]
 
 
-def test_order_depends_on_seed_and_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
-    orders = {}
-    for seed, epoch in ((0, 0), (0, 1), (1, 0), (0, 0)):
-        monkeypatch.setenv("PL_GLOBAL_SEED", str(seed))
-        data = Shapes(train_size=100, test_size=10)
-        data.setup("fit")
-        loader = data.train_dataloader()
-        loader.sampler.set_epoch(epoch)
-        order = torch.cat([batch["index"] for batch in loader])
-        assert torch.equal(order.sort().values, torch.arange(90))
-        assert torch.equal(orders.setdefault((seed, epoch), order), order)
-    assert len({tuple(order.tolist()) for order in orders.values()}) == 3
-
-
 def test_cifar_pixels_and_labels(cifar: Path) -> None:
     data = CIFAR10(str(cifar))
     data.setup("test")
@@ -103,7 +56,7 @@ def test_read_only_root_and_no_network_when_complete(cifar: Path, monkeypatch: p
     monkeypatch.setattr(socket, "create_connection", refuse)
     before = sorted(cifar.rglob("*"))
     data = CIFAR10(str(cifar))
-    assert data.missing() is None
+    assert data.unavailable_reason() is None
     data.prepare_data()
     assert sorted(cifar.rglob("*")) == before  # no lock file either
 
@@ -118,26 +71,30 @@ def test_missing_cifar_is_explained(cifar: Path, monkeypatch: pytest.MonkeyPatch
     if state == "half":
         (cifar / "cifar-10-batches-py" / "data_batch_3").unlink()
         root = cifar
-    # A port that nothing listens on stands for a server out of reach.
+    # Nothing listens on this port.
     monkeypatch.setattr(datasets.CIFAR10, "url", "http://127.0.0.1:9/cifar-10-python.tar.gz")
     data = CIFAR10(str(root), download=download)
-    problem = data.missing()
+    problem = data.unavailable_reason()
     assert problem is not None and str(root) in problem and "quickstart.yaml" in problem
-    assert ("--data.download is off" if not download else "out of reach") in problem
+    assert ("--data.download is false" if not download else "cannot be reached") in problem
     assert ("incomplete or damaged" in problem) == (state != "absent")
     with pytest.raises(MisconfigurationException, match="CIFAR-10 is missing"):
         data.prepare_data()
 
 
 def test_damaged_file_is_not_trained_on(cifar: Path) -> None:
-    """The layout alone does not convince: images must have the published checksums."""
+    """The right layout is not enough: files must have the official checksums."""
     file = cifar / "cifar-10-batches-py" / "data_batch_1"
     file.write_bytes(file.read_bytes()[:-1] + b"x")
-    assert CIFAR10(str(cifar), download=False).missing() is not None
+    assert CIFAR10(str(cifar), download=False).unavailable_reason() is not None
 
 
-def test_fit_on_cifar_files(cifar: Path) -> None:
+def test_fit_on_cifar_files(cifar: Path, tmp_path: Path) -> None:
     main(["fit", *TINY_MODEL, *CPU, "--trainer.max_epochs=1", f"--data.root={cifar}", "--data.batch_size=16"])
+    last = torch.load(only(tmp_path / "runs", "last.ckpt"), weights_only=True)
+    assert last["global_step"] == 6  # 90 images
+    assert last["vit_finetune"]["class_names"] == CIFAR10.names
+    assert last["vit_finetune"]["class_counts"] == {"train": [9] * 10, "val": [1] * 10}
 
 
 def test_shapes_are_a_function_of_the_seed() -> None:
@@ -169,7 +126,7 @@ def test_contours_are_a_function_of_the_seed() -> None:
 
 
 def test_contours_show_their_formulas() -> None:
-    """A figure is brighter than its ground, or darker in every second class; a material has its own two colors."""
+    """A figure is brighter than its background in even classes, darker in odd ones; a material has two colors."""
     formulas = Formulas.random(12, 2, torch.Generator().manual_seed(0))
     assert formulas.outline.frequency[:, 0].tolist() == [2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7]
     filled = (formulas.hole == 0).nonzero().flatten()
@@ -184,7 +141,7 @@ def test_contours_show_their_formulas() -> None:
 
 
 def test_linear_model_fails_on_shapes() -> None:
-    """The pixels' best linear read-out stays below one half on new images; see the quickstart for a ViT."""
+    """The best linear classifier on pixels stays below 50 % test accuracy; see the quickstart for a ViT."""
     data = Shapes(train_size=3000, test_size=1000)
     data.setup("fit")
     data.setup("test")
@@ -202,31 +159,32 @@ def test_linear_model_fails_on_shapes() -> None:
     assert accuracy < 0.5
 
 
-def test_cifar100_brings_its_own_names(cifar100: Path) -> None:
+def test_cifar100_has_its_own_class_names(cifar100: Path) -> None:
     data = CIFAR100(str(cifar100), val_fraction=0.5)
     data.setup("fit")
     assert data.class_names == [f"class{i}" for i in range(100)]
     assert len(data.datasets["train"]) == len(data.datasets["val"]) == 500
     data.setup("test")
     assert data.datasets["test"].images.shape == (20, 3, 32, 32)  # type: ignore[attr-defined]
-    assert "CIFAR-100 is missing" in (CIFAR100("nowhere", download=False).missing() or "")
-    assert "cifar-100-python.tar.gz" in (CIFAR100("nowhere", download=False).missing() or "")
+    assert "CIFAR-100 is missing" in (CIFAR100("nowhere", download=False).unavailable_reason() or "")
+    assert "cifar-100-python.tar.gz" in (CIFAR100("nowhere", download=False).unavailable_reason() or "")
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"batch_size": 0}, "--data.batch_size is 0; it must be at least 1"),
+        ({"batch_size": 0}, "--data.batch_size is 0; expected at least 1"),
         ({"num_workers": -1}, "--data.num_workers is -1"),
-        ({"val_fraction": 1.5}, "--data.val_fraction is 1.5; it must be between 0 and 1"),
+        ({"val_fraction": 1.5}, "--data.val_fraction is 1.5; expected a value between 0 and 1"),
         ({"shift": 1}, "--data.shift is 1"),
     ],
 )
-def test_impossible_options_are_refused(options: dict[str, float], message: str) -> None:
+def test_values_out_of_range_are_refused(options: dict[str, float], message: str) -> None:
     with pytest.raises(MisconfigurationException, match=message):
         Shapes(**options)  # type: ignore[arg-type]
 
 
-def test_split_that_leaves_nothing_is_refused() -> None:
-    with pytest.raises(MisconfigurationException, match=r"val_fraction 0.0 of 20 .* leaves 20 to train on and 0"):
+def test_empty_split_is_refused() -> None:
+    message = "--data.val_fraction 0.0 splits 20 images into 20 for training and 0 for validation"
+    with pytest.raises(MisconfigurationException, match=message):
         Shapes(train_size=20, val_fraction=0.0).setup("fit")

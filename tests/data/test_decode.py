@@ -1,4 +1,4 @@
-"""A zoo of image files: each gives exactly the right pixels, or the right message with its path."""
+"""Image files of all kinds: each gives exactly the right pixels, or the right message with its path."""
 
 import io
 import os
@@ -27,20 +27,20 @@ RED, BLUE = Image.new("RGB", (3, 2), (255, 0, 0)), Image.new("RGB", (3, 2), (0, 
 
 
 def encoded(pixels: Any, kind: str, **options: Any) -> bytes:
-    """Contents of an image file."""
+    """Return the contents of an image file."""
     file = io.BytesIO()
     (pixels if isinstance(pixels, Image.Image) else Image.fromarray(pixels)).save(file, kind, **options)
     return file.getvalue()
 
 
 def tiff(tags: dict[int, int | Sequence[int]], parts: Sequence[bytes], offsets: int, counts: int) -> bytes:
-    """A little-endian TIFF file with these tags, for what Pillow reads but does not write.
+    """Build a little-endian TIFF file with these tags, for variants that Pillow reads but does not write.
 
     Args:
         tags: Tag to its value or values.
         parts: Strips or tiles.
-        offsets: The tag that holds where the parts are.
-        counts: The tag that holds how long they are.
+        offsets: The tag of the parts' offsets.
+        counts: The tag of their lengths.
     """
     starts = [8 + sum(map(len, parts[:number])) for number in range(len(parts))]
     tags = {**tags, offsets: starts, counts: [len(part) for part in parts]}
@@ -49,20 +49,20 @@ def tiff(tags: dict[int, int | Sequence[int]], parts: Sequence[bytes], offsets: 
     for tag, value in sorted(tags.items()):
         values = [value] if isinstance(value, int) else list(value)
         packed = struct.pack(f"<{len(values)}I", *values)
-        if len(values) > 1:  # more than four bytes lie elsewhere
+        if len(values) > 1:  # more than four bytes are stored outside the entry
             packed, data = struct.pack("<I", 8 + len(data)), data + packed
         entries += struct.pack("<HHI", tag, 4, len(values)) + packed
     return struct.pack("<2sHI", b"II", 42, 8 + len(data)) + data + struct.pack("<H", len(tags)) + entries + bytes(4)
 
 
 def gray_tiff(width: int, height: int, bits: int, data: bytes, photometric: int = 1) -> bytes:
-    """One strip of gray pixels."""
+    """Build a TIFF file with one strip of gray pixels."""
     tags: dict[int, int | Sequence[int]] = {256: width, 257: height, 258: bits, 259: 1, 262: photometric, 277: 1}
     return tiff({**tags, 278: height}, [data], 273, 279)
 
 
 def tiled_tiff() -> tuple[bytes, np.ndarray]:
-    """Gray, 32 by 16 pixels in two tiles."""
+    """Build a gray TIFF file of 32 by 16 pixels in two tiles, and return its pixels, too."""
     pixels = GENERATOR.integers(0, 256, (16, 32), dtype=np.uint8)
     tags: dict[int, int | Sequence[int]] = {256: 32, 257: 16, 258: 8, 259: 1, 262: 1, 277: 1, 322: 16, 323: 16}
     return tiff(tags, [pixels[:, :16].tobytes(), pixels[:, 16:].tobytes()], 324, 325), pixels
@@ -74,15 +74,15 @@ def palette() -> Image.Image:
     return image
 
 
-def turned(orientation: int) -> bytes:
-    """An image that the camera says to turn."""
+def rotated(orientation: int) -> bytes:
+    """Return an image with an EXIF orientation."""
     exif = Image.Exif()
     exif[0x0112] = orientation
     return encoded(NOISE, "PNG", exif=exif)
 
 
-def mangled_exif() -> bytes:
-    """A JPEG whose camera notes claim to be there and are not."""
+def damaged_exif() -> bytes:
+    """Return a JPEG file with an EXIF header that points nowhere."""
     return encoded(RED, "JPEG", quality=100, exif=b"Exif\0\0II*\0\xff\xff\xff\xff")
 
 
@@ -123,16 +123,16 @@ ZOO: dict[str, tuple[bytes, Any]] = {
         encoded(RED.convert("L"), "MPO", save_all=True, append_images=[BLUE.convert("L")]),
         np.full((2, 3), 76),
     ),
-    "mangled_camera_notes.jpg": (mangled_exif(), np.full((2, 3, 3), (254, 0, 0))),
-    "turned_1.png": (turned(1), NOISE),
-    "turned_2.png": (turned(2), NOISE[:, ::-1]),
-    "turned_3.png": (turned(3), NOISE[::-1, ::-1]),
-    "turned_4.png": (turned(4), NOISE[::-1]),
-    "turned_5.png": (turned(5), NOISE.swapaxes(0, 1)),
-    "turned_6.png": (turned(6), np.rot90(NOISE, -1)),
-    "turned_7.png": (turned(7), np.rot90(NOISE, 2).swapaxes(0, 1)),
-    "turned_8.png": (turned(8), np.rot90(NOISE)),
-    "turned_9_is_unknown.png": (turned(9), NOISE),
+    "damaged_exif.jpg": (damaged_exif(), np.full((2, 3, 3), (254, 0, 0))),
+    "rotated_1.png": (rotated(1), NOISE),
+    "rotated_2.png": (rotated(2), NOISE[:, ::-1]),
+    "rotated_3.png": (rotated(3), NOISE[::-1, ::-1]),
+    "rotated_4.png": (rotated(4), NOISE[::-1]),
+    "rotated_5.png": (rotated(5), NOISE.swapaxes(0, 1)),
+    "rotated_6.png": (rotated(6), np.rot90(NOISE, -1)),
+    "rotated_7.png": (rotated(7), np.rot90(NOISE, 2).swapaxes(0, 1)),
+    "rotated_8.png": (rotated(8), np.rot90(NOISE)),
+    "rotated_9_is_unknown.png": (rotated(9), NOISE),
     "rgb_lzw.tif": (encoded(NOISE, "TIFF", compression="tiff_lzw"), NOISE),
     "rgba.tiff": (encoded(RGBA, "TIFF"), OVER_WHITE),
     "cmyk.tif": (encoded(Image.new("CMYK", (2, 2), (0, 255, 255, 0)), "TIFF"), np.full((2, 2, 3), (255, 0, 0))),
@@ -160,7 +160,7 @@ ZOO: dict[str, tuple[bytes, Any]] = {
     "long.png": (encoded(Image.new("RGB", (5000, 3), (1, 2, 3)), "PNG"), np.full((3, 5000, 3), (1, 2, 3))),
     'bytes_\udcff_quote"_comma,_new\nline.png': (encoded(NOISE, "PNG"), NOISE),
 }
-LOSSY = {"adobe_cmyk.jpg": 1, "mangled_camera_notes.jpg": 1}  # largest difference
+LOSSY = {"adobe_cmyk.jpg": 1, "damaged_exif.jpg": 1}  # largest difference
 
 
 @pytest.mark.parametrize("name", ZOO)
@@ -177,34 +177,34 @@ def test_zoo(tmp_path: Path, name: str) -> None:
 
 
 def header(width: int, height: int) -> bytes:
-    """The first bytes of a PNG file of that size."""
+    """Return the first bytes of a PNG file of that size."""
     chunk = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     return (
         b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + chunk + struct.pack(">I", zlib.crc32(chunk)) + b"\0\0\0\x09IDAT"
     )
 
 
-NOT_A_IMAGE = "damaged, or no image of the types BMP, GIF, JPEG, PNG, PPM, TIFF, WEBP"
+NOT_AN_IMAGE = "damaged, or not an image of type BMP, GIF, JPEG, PNG, PPM, TIFF, WEBP"
 BROKEN = {
     "empty.png": (b"", "the file is empty"),
-    "page.jpg": (b"<!DOCTYPE html><html><body>404</body></html>", NOT_A_IMAGE),
-    "text.gif": (b"not an image", NOT_A_IMAGE),
-    "zeros.bmp": (bytes(1000), NOT_A_IMAGE),
-    "document.png": (b"%PDF-1.7\n%\xe2\xe3\xcf\xd3\n", NOT_A_IMAGE),
-    "program_for_a_printer.jpg": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n", NOT_A_IMAGE),
-    "signature_alone.png": (b"\x89PNG\r\n\x1a\n", NOT_A_IMAGE),
-    "header_alone.png": (header(9, 9), "image file is truncated"),
+    "page.jpg": (b"<!DOCTYPE html><html><body>404</body></html>", NOT_AN_IMAGE),
+    "text.gif": (b"not an image", NOT_AN_IMAGE),
+    "zeros.bmp": (bytes(1000), NOT_AN_IMAGE),
+    "document.png": (b"%PDF-1.7\n%\xe2\xe3\xcf\xd3\n", NOT_AN_IMAGE),
+    "postscript.jpg": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n", NOT_AN_IMAGE),
+    "signature_only.png": (b"\x89PNG\r\n\x1a\n", NOT_AN_IMAGE),
+    "header_only.png": (header(9, 9), "image file is truncated"),
     "bomb.png": (header(30_000, 30_000), "decompression bomb"),
     "smaller_bomb.png": (header(10_000, 10_000), "decompression bomb: 10000 x 10000 pixels"),
     "float_rgb.tif": (
         tiff({256: 1, 257: 1, 258: [32] * 3, 259: 1, 262: 2, 277: 3, 339: [3] * 3}, [bytes(12)], 273, 279),
-        NOT_A_IMAGE,
+        NOT_AN_IMAGE,
     ),
 }
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_broken_files_are_named_with_the_reason(tmp_path: Path, name: str) -> None:
+def test_broken_files_raise_the_reason_with_their_path(tmp_path: Path, name: str) -> None:
     content, reason = BROKEN[name]
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ImageDecodeError) as error:
@@ -212,8 +212,8 @@ def test_broken_files_are_named_with_the_reason(tmp_path: Path, name: str) -> No
     assert str(error.value).startswith(f"'{tmp_path / name}': ") and reason in str(error.value)
 
 
-@pytest.mark.parametrize("name", [name for name in ZOO if name != "pages.tif"])  # its first page is whole
-def test_cut_files_are_named(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", [name for name in ZOO if name != "pages.tif"])  # its first page is complete
+def test_truncated_files_are_named(tmp_path: Path, name: str) -> None:
     content = ZOO[name][0]
     (tmp_path / name).write_bytes(content[: len(content) // 2])
     with pytest.raises(ImageDecodeError) as error:
@@ -222,15 +222,15 @@ def test_cut_files_are_named(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["missing", "folder", "pipe", "dangling"])
-def test_what_is_no_file_is_named(tmp_path: Path, kind: str) -> None:
+def test_paths_that_are_not_files_are_named(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "x.png"
     if kind == "folder":
         path.mkdir()
     elif kind == "pipe":
-        os.mkfifo(path)  # opening it would wait for ever
+        os.mkfifo(path)  # opening it would block
     elif kind == "dangling":
         path.symlink_to(tmp_path / "nowhere.png")
-    reason = "No such file" if kind in ("missing", "dangling") else "no file"
+    reason = "No such file" if kind in ("missing", "dangling") else "not a regular file"
     with pytest.raises(ImageDecodeError, match=rf"x\.png': .*{reason}"):
         read_size(path)
 
@@ -244,7 +244,7 @@ def test_resize_keeps_the_center_square(tmp_path: Path) -> None:
 
 
 def test_error_from_a_worker_is_one_line() -> None:
-    """PyTorch makes the error anew, with the worker's traceback for a message."""
+    """PyTorch raises a new error with the worker's traceback as its message."""
     error = ImageDecodeError(
         f"Caught ImageDecodeError in worker.\nTraceback:\n  x\n{__name__}.ImageDecodeError: 'a.png': empty\n"
     )
@@ -258,7 +258,7 @@ MODES |= {"TIFF": ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "I;16", "I", "F",
 
 @st.composite
 def images(draw: st.DrawFn) -> tuple[bytes, tuple[int, int]]:
-    """Contents of a whole file, and its width and height."""
+    """Draw the contents of an undamaged file, and its width and height."""
     kind = draw(st.sampled_from(sorted(MODES)))
     mode = draw(st.sampled_from(MODES[kind]))
     sides = st.one_of(st.integers(1, 40), st.sampled_from([3, 5000]))
@@ -277,7 +277,7 @@ def images(draw: st.DrawFn) -> tuple[bytes, tuple[int, int]]:
 
 
 def attempt(path: Path, size: int | None) -> torch.Tensor | str:
-    """The pixels, or an error that begins with the path."""
+    """Return the pixels, or an error that starts with the path."""
     try:
         pixels = decode(path, size)
     except ImageDecodeError as error:
@@ -291,7 +291,7 @@ def attempt(path: Path, size: int | None) -> torch.Tensor | str:
 @settings(
     max_examples=150, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-def test_whole_cut_and_damaged_files(
+def test_complete_truncated_and_damaged_files(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     image: tuple[bytes, tuple[int, int]],
@@ -299,10 +299,10 @@ def test_whole_cut_and_damaged_files(
     damage: float,
     flip: bool,
 ) -> None:
-    """An image of the right shape, or an error with the path; of a cut file the same pixels or an error."""
+    """An image of the right shape or an error with the path; for a truncated file the same pixels or an error."""
     content, (width, height) = image
     path = tmp_path / "x.png"
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100_000)  # so that a flipped bit makes no huge image
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100_000)  # a flipped bit must not make a huge image
     path.write_bytes(content)
     whole = attempt(path, size)
     if isinstance(whole, str):
@@ -310,8 +310,8 @@ def test_whole_cut_and_damaged_files(
         return
     assert whole.shape == (3, *((size, size) if size else (height, width)))
     place = int(damage * (len(content) - 1))
-    spoilt = bytes([content[place] ^ (1 << place % 8)]) + content[place + 1 :] if flip else b""
-    path.write_bytes(content[:place] + spoilt)
+    damaged = bytes([content[place] ^ (1 << place % 8)]) + content[place + 1 :] if flip else b""
+    path.write_bytes(content[:place] + damaged)
     pixels = attempt(path, size)
     if isinstance(pixels, torch.Tensor):
         assert size is None or pixels.shape[1:] == (size, size)

@@ -1,4 +1,4 @@
-"""Finding image files in trees as they are, and trying many of them."""
+"""List image files in folders of all kinds, and read many of them."""
 
 import logging
 import os
@@ -14,7 +14,7 @@ from vit_finetune.errors import ImageDecodeError
 
 
 def plant(root: Path, *names: str) -> None:
-    """Empty files in a tree."""
+    """Create empty files."""
     for name in names:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).touch()
@@ -57,7 +57,7 @@ def test_every_type_is_found_whatever_its_case_in_a_stable_order(tmp_path: Path)
     assert found(tmp_path) == ["A.JPG", "b.Tiff", "c.webp", "é.gif", "\udcff.bmp", "folder.png/d.jfif", "z/e.pnm"]
 
 
-def test_links_are_followed_but_never_in_circles(tmp_path: Path) -> None:
+def test_links_are_followed_without_cycles(tmp_path: Path) -> None:
     plant(tmp_path / "tree", "a/x.png", "b/y.png")
     plant(tmp_path / "elsewhere", "z.png")
     (tmp_path / "tree" / "a" / "elsewhere").symlink_to(tmp_path / "elsewhere")
@@ -68,18 +68,18 @@ def test_links_are_followed_but_never_in_circles(tmp_path: Path) -> None:
     assert found(tmp_path / "tree") == ["a/x.png", "a/elsewhere/z.png", "b/y.png"]
 
 
-def test_closed_folder_is_named_like_a_broken_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closed_folder_is_listed_like_a_broken_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(tmp_path, "closed/x.png", "open/x.png")
     true_scandir = os.scandir
 
-    def scandir(folder: Any) -> Any:  # permissions do not stop the tests where they run as root
+    def scandir(folder: Any) -> Any:  # root, who may run the tests, is not stopped by permissions
         if os.path.basename(folder) == "closed":
             raise PermissionError(13, "Permission denied", folder)
         return true_scandir(folder)
 
     monkeypatch.setattr(os, "scandir", scandir)
     assert found(tmp_path) == ["open/x.png", "closed"]
-    with pytest.raises(ImageDecodeError, match="closed': it is no file, or a folder that cannot be opened"):
+    with pytest.raises(ImageDecodeError, match="closed': not a regular file, or a folder that cannot be opened"):
         read_size(tmp_path / "closed")
 
 
@@ -88,8 +88,8 @@ def test_class_names_are_utf_8_in_any_locale(tmp_path: Path) -> None:
     assert list(list_classes(tmp_path)) == ["café", "raw\udcff"]
 
 
-def test_few_files_are_waiting_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A million files are no million tasks in memory; results and errors come in order."""
+def test_number_of_waiting_tasks_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A million files do not become a million tasks in memory; results and errors come in order."""
     monkeypatch.setattr(file_listing, "AT_ONCE", 4)
     tried: list[str] = []
 
@@ -106,7 +106,7 @@ def test_few_files_are_waiting_at_a_time(monkeypatch: pytest.MonkeyPatch) -> Non
     assert list(results) == list(range(2, 10))
 
 
-def test_slow_work_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_slow_work_logs_progress(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         assert list(report("abc", "letters", 3)) == list("abc") and not caplog.messages
         monkeypatch.setattr(file_listing, "REPORT_EVERY", 0.0)

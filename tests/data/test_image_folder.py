@@ -1,4 +1,4 @@
-"""Trees of images: layouts, class names, broken files, memory or workers."""
+"""Folders of images: layouts, class names, broken files, in memory or decoded by workers."""
 
 import logging
 import shutil
@@ -10,17 +10,16 @@ import pytest
 import torch
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from tests.conftest import TINY, image, make_tree, only
+from tests.conftest import TINY, make_tree, noise_image, only
 from vit_finetune import ImageFolder, main
-from vit_finetune.data.datasets import InMemoryDataset
-from vit_finetune.data.image_folder import ImageFileDataset
+from vit_finetune.data.datasets import ImageFileDataset, InMemoryDataset
 
 
 def sizes(data: ImageFolder) -> dict[str, int]:
-    return {name: len(images) for name, images in data.datasets.items()}
+    return {name: len(dataset) for name, dataset in data.datasets.items()}
 
 
-def test_three_trees(tree: Path) -> None:
+def test_three_splits(tree: Path) -> None:
     data = ImageFolder(str(tree))
     for stage in ("fit", "test", "predict"):
         data.setup(stage)
@@ -30,30 +29,29 @@ def test_three_trees(tree: Path) -> None:
     assert data.datasets["val"].labels.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
 
 
-def test_missing_val_is_cut_out_of_train(tmp_path: Path) -> None:
+def test_missing_val_is_split_from_train(tmp_path: Path) -> None:
     data = ImageFolder(str(make_tree(tmp_path / "p", {"train": 10, "test": 2})), val_fraction=0.2)
     data.setup("fit")
     data.setup("test")
     assert sizes(data) == {"train": 24, "val": 6, "test": 6}
 
 
-def test_missing_test_is_val_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_missing_test_is_val_and_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     data = ImageFolder(str(make_tree(tmp_path / "p", {"train": 2, "val": 3})))
     with caplog.at_level("INFO"):
         data.setup("test")
-    assert len(data.datasets["test"]) == 9 and "has no folder test: these are the images of val" in caplog.text
+    assert len(data.datasets["test"]) == 9 and "has no test folder: testing on the validation images" in caplog.text
 
 
-def test_train_alone_is_tested_on_what_was_held_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_train_alone_is_tested_on_its_validation_split(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     tree = make_tree(tmp_path / "p", {"train": 10})
     fitted, tested = (ImageFolder(str(tree), val_fraction=0.2) for _ in range(2))
     fitted.setup("fit")
     with caplog.at_level("INFO"):
         tested.setup("test")
     assert sizes(fitted) == {"train": 24, "val": 6}
-    assert (
-        tested.datasets["test"].names == fitted.datasets["val"].names and "these are the images of val" in caplog.text
-    )
+    assert tested.datasets["test"].names == fitted.datasets["val"].names
+    assert "testing on the validation images" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -72,16 +70,16 @@ def test_train_alone_is_tested_on_what_was_held_out(tmp_path: Path, caplog: pyte
 )
 def test_values_out_of_range_are_named(data: str, option: str, fails: Callable[..., str]) -> None:
     name, value = option.split("=")
-    assert f"--data.{name} is {value}; it must be " in fails("fit", f"--data={data}", f"--data.{option}")
+    assert f"--data.{name} is {value}; expected " in fails("fit", f"--data={data}", f"--data.{option}")
 
 
-def test_one_tree_is_split_by_seed(tmp_path: Path) -> None:
+def test_single_tree_is_split_by_seed(tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "p", {"": 20})
     data = ImageFolder(str(tree), test_fraction=0.2, val_fraction=0.25)
     data.setup("fit")
     data.setup("test")
     assert sizes(data) == {"train": 36, "val": 12, "test": 12}
-    names = [set(images.names) for images in data.datasets.values()]
+    names = [set(dataset.names) for dataset in data.datasets.values()]
     assert len(set.union(*names)) == 60 == sum(map(len, names))
     again = ImageFolder(str(tree), test_fraction=0.2, val_fraction=0.25)
     again.setup("fit")
@@ -96,7 +94,7 @@ def test_predict_takes_any_folder(tmp_path: Path) -> None:
     (flat / "deeper").mkdir(parents=True)
     generator = np.random.default_rng(0)
     for name in ("b.png", "a.JPG", "deeper/c.png"):
-        image(0, generator).save(flat / name)
+        noise_image(0, generator).save(flat / name)
     data = ImageFolder(str(flat))
     data.setup("predict")
     assert [Path(name).name for name in data.datasets["predict"].names] == ["a.JPG", "b.png", "c.png"]
@@ -129,12 +127,12 @@ def test_class_missing_from_val_keeps_the_labels(tree: Path, caplog: pytest.LogC
     data = ImageFolder(str(tree))
     with caplog.at_level(logging.INFO):
         data.setup("fit")
-    assert caplog.messages == [f"{tree}, val: no images of b. The other classes keep their labels."]
+    assert caplog.messages == [f"{tree}, val: no images of b. The labels of other classes do not change."]
     assert data.datasets["val"].labels.tolist() == [0, 0, 0, 2, 2, 2]
 
 
 def test_numbers_as_class_names_are_in_order(tmp_path: Path) -> None:
-    """Folders 1, 2 and 10: by value, and the image of a folder has the label of its name."""
+    """Folders 1, 2 and 10 are sorted by value, and images have the label of their folder."""
     tree = make_tree(tmp_path / "p", {"train": 2, "val": 1})
     for split in ("train", "val"):
         for old, new in zip("abc", ("10", "2", "1"), strict=True):
@@ -148,21 +146,21 @@ def test_numbers_as_class_names_are_in_order(tmp_path: Path) -> None:
 
 def test_no_class_folders_are_explained(tmp_path: Path, fails: Callable[..., str]) -> None:
     tree = make_tree(tmp_path / "p", {"": 1})
-    assert "has no class folders. Images lie in root/<class>/ or root/train/<class>/" in fails(
+    assert "has no class folders. Expected root/<class>/ or root/train/<class>/" in fails(
         "fit", *TINY, "--data=ImageFolder", f"--data.root={tree / 'a'}"
     )
 
 
 def test_unknown_class_is_refused_by_name(tree: Path) -> None:
     (tree / "val" / "b").rename(tree / "val" / "zebra")
-    with pytest.raises(MisconfigurationException, match=r"val: no such class: zebra. The classes are a, b, c"):
+    with pytest.raises(MisconfigurationException, match=r"val: unknown class: zebra. The classes are a, b, c"):
         ImageFolder(str(tree)).setup("fit")
 
 
-def test_later_trees_are_read_with_the_checkpoints_classes(
+def test_later_folders_use_the_classes_of_the_checkpoint(
     folder_args: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], fails: Callable[..., str]
 ) -> None:
-    """A class that a later tree lacks leaves the others' labels alone; one that it adds is refused by name."""
+    """A class missing from a later folder does not change the other labels; an added one is refused by name."""
     main(["fit", *folder_args, "--trainer.max_epochs=8", "--model.lr=0.01"])
     options = [f"--ckpt_path={only(tmp_path / 'runs', 'best-*.ckpt')}", "--trainer.accelerator=cpu"]
     later = tmp_path / "later"
@@ -172,32 +170,32 @@ def test_later_trees_are_read_with_the_checkpoints_classes(
     main(["test", *options, f"--data.root={later}", "--data.test_fraction=1"])
     assert "1.0" in next(line for line in capsys.readouterr().out.splitlines() if "test/acc" in line)
     (later / "c").rename(later / "d")
-    assert "no such class: d. The classes are a, b, c" in fails("test", *options, f"--data.root={later}")
+    assert "unknown class: d. The classes are a, b, c" in fails("test", *options, f"--data.root={later}")
 
 
-def spoil(folder: Path) -> None:
-    """Adds an empty file, a page by the name of an image, and an image whose header is whole and the rest cut off."""
+def add_broken_files(folder: Path) -> None:
+    """Add an empty file, an HTML page named like an image, and a truncated image with a complete header."""
     (folder / "empty.png").write_bytes(b"")
     (folder / "page.jpg").write_text("<html>")
-    image(0, np.random.default_rng(0), side=200).save(folder / "cut.jpg")
+    noise_image(0, np.random.default_rng(0), side=200).save(folder / "cut.jpg")
     (folder / "cut.jpg").write_bytes((folder / "cut.jpg").read_bytes()[:2000])
 
 
-def test_broken_files_are_named_all_at_once(tree: Path, fails: Callable[..., str]) -> None:
-    spoil(tree / "train" / "a")
+def test_all_broken_files_are_listed_in_one_error(tree: Path, fails: Callable[..., str]) -> None:
+    add_broken_files(tree / "train" / "a")
     message = fails("fit", *TINY, "--data=ImageFolder", f"--data.root={tree}")
     assert "3 images cannot be read" in message and "--data.skip_broken true" in message
     lines = [line.rsplit("/", 1)[1] for line in message.splitlines()[1:]]
     assert lines[0].startswith("cut.jpg': image file is truncated") and lines[1] == "empty.png': the file is empty"
-    assert lines[2].startswith("page.jpg': it is damaged, or no image") and len(lines) == 3
+    assert lines[2].startswith("page.jpg': damaged, or not an image") and len(lines) == 3
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_file_that_breaks_in_training_is_named_in_a_line(
+def test_file_that_fails_during_training_is_named_in_one_line(
     folder_args: list[str], tree: Path, workers: int, fails: Callable[..., str]
 ) -> None:
-    """Only the header is read before the start if the images do not fit into memory."""
-    spoil(tree / "train" / "a")
+    """If the images do not fit into memory, only the headers are read before training."""
+    add_broken_files(tree / "train" / "a")
     for name in ("empty.png", "page.jpg"):
         (tree / "train" / "a" / name).unlink()
     message = fails("fit", *folder_args, "--data.cache_gb=0", f"--data.num_workers={workers}")
@@ -209,11 +207,11 @@ def test_file_that_breaks_in_training_is_named_in_a_line(
 def test_broken_files_are_skipped_and_listed(
     folder_args: list[str], tree: Path, tmp_path: Path, cache_gb: float, recwarn: pytest.WarningsRecorder
 ) -> None:
-    spoil(tree / "train" / "a")
+    add_broken_files(tree / "train" / "a")
     options = [f"--data.cache_gb={cache_gb}", "--data.skip_broken=true", "--data.num_workers=0"]
     main(["fit", *folder_args, *options, "--trainer.limit_train_batches=1"])
-    said = next(str(w.message) for w in recwarn if "cannot be read" in str(w.message))
-    assert "3 images cannot be read and are left out" in said and f"{tree}/train/a/cut.jpg" in said
+    warning = next(str(w.message) for w in recwarn if "cannot be read" in str(w.message))
+    assert "Skipped 3 images that cannot be read" in warning and f"{tree}/train/a/cut.jpg" in warning
     lines = only(tmp_path / "runs", "skipped-fit.txt").read_text(encoding="utf-8").splitlines()
     assert [Path(line.split("'")[1]).name for line in lines] == ["cut.jpg", "empty.png", "page.jpg"]
 
@@ -224,7 +222,7 @@ def test_nothing_left_after_skipping_is_refused(tree: Path, split: str, stage: s
         if split == "val" or path.parent.name == "b":
             path.write_bytes(b"")
     names = "a, b, c" if split == "val" else "b"
-    with pytest.raises(MisconfigurationException, match=f"No image of these classes in {split} can be read: {names}"):
+    with pytest.raises(MisconfigurationException, match=f"{split}: none of the images of {names} can be read"):
         ImageFolder(str(tree), skip_broken=True).setup(stage)
 
 
@@ -236,13 +234,32 @@ def test_size_rule_in_memory_and_from_files(tmp_path: Path, cache_gb: float) -> 
     batch = next(iter(small.val_dataloader()))
     assert isinstance(small.datasets["val"], kind) and batch["image"].shape == (3, 3, 40, 40)
     mixed = make_tree(tmp_path / "mixed", {"train": 2, "val": 1}, side=300)
-    image(0, np.random.default_rng(0), side=500).resize((500, 320)).save(mixed / "val" / "a" / "wide.png")
+    noise_image(0, np.random.default_rng(0), side=500).resize((500, 320)).save(mixed / "val" / "a" / "wide.png")
     large = ImageFolder(str(mixed), cache_gb=cache_gb)
     large.setup("fit")
     assert next(iter(large.val_dataloader()))["image"].shape == (4, 3, 224, 224)
     own = ImageFolder(str(mixed), size=48, cache_gb=cache_gb)
     own.setup("fit")
     assert next(iter(own.val_dataloader()))["image"].shape == (4, 3, 48, 48)
+
+
+@pytest.mark.parametrize(("side", "size"), [(40, 32), (20, 20)])
+def test_size_rule_uses_the_models_input_size(tmp_path: Path, side: int, size: int) -> None:
+    data = ImageFolder(str(make_tree(tmp_path / "p", {"train": 2, "val": 1}, side=side)))
+    data.input_size = (32, 32)
+    data.setup("fit")
+    assert data.datasets["val"].__getitems__([0])["image"].shape == (1, 3, size, size)
+
+
+def test_known_classes_decide_the_labels(tree: Path) -> None:
+    data = ImageFolder(str(tree))
+    data.known_classes = ["c", "unseen", "b", "a"]
+    data.setup("test")
+    assert data.class_names == ["c", "unseen", "b", "a"]
+    assert data.datasets["test"].labels.tolist() == [3, 3, 3, 2, 2, 2, 0, 0, 0]
+    data.known_classes = ["a", "b"]
+    with pytest.raises(MisconfigurationException, match=r"unknown class: c. The classes are a, b"):
+        data.setup("test")
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -1,4 +1,4 @@
-"""Per-image draws, exact pixels."""
+"""Random draws per image, exact pixels, mixup and cutmix, and reproducible random numbers."""
 
 from argparse import Namespace
 from collections.abc import Callable
@@ -22,11 +22,11 @@ def test_each_image_draws_for_itself() -> None:
     image = torch.arange(64, dtype=torch.uint8).view(1, 1, 8, 8).expand(200, 3, 8, 8)
     out = random_shift_flip(image, 0.25, flip=True)
     assert out.shape == image.shape and out.dtype == torch.uint8
-    # Two pixels each way in both directions, mirrored or not: 5 * 5 * 2 variants.
-    assert 40 <= len({tuple(item.flatten().tolist()) for item in out}) <= 50
+    # Two pixels in each direction on both axes, flipped or not: 5 * 5 * 2 variants.
+    assert 40 <= len({tuple(shifted.flatten().tolist()) for shifted in out}) <= 50
 
 
-def test_flip_mirrors_and_reflection_fills() -> None:
+def test_flip_and_fill_by_reflection() -> None:
     row = torch.arange(8, dtype=torch.uint8).view(1, 1, 1, 8).expand(500, 1, 8, 8)
     torch.manual_seed(0)
     seen = {tuple(image[0, 0].tolist()) for image in random_shift_flip(row, 0.125, flip=True)}
@@ -51,7 +51,7 @@ def test_policies_draw_for_each_image(auto_augment: str) -> None:
     assert augment is not None
     out = augment(image)
     assert out.shape == image.shape and out.dtype == torch.uint8
-    assert len({item.numpy().tobytes() for item in out}) > 30
+    assert len({augmented.numpy().tobytes() for augmented in out}) > 30
     torch.manual_seed(0)
     torch.randint(0, 256, (1, 3, 16, 16), dtype=torch.uint8)
     assert torch.equal(augment(image), out)
@@ -70,20 +70,20 @@ def test_erasing_makes_one_gray_rectangle_of_the_stated_area() -> None:
     assert torch.equal(erased, rows[:, :, None] & columns[:, None, :])  # a rectangle
 
 
-def test_nothing_asked_for_is_nothing() -> None:
+def test_no_options_give_no_transform() -> None:
     assert per_image_transform(None, 0.0) is None
 
 
-def test_mixup_blends_images_and_targets_in_the_same_share() -> None:
+def test_mixup_blends_images_and_targets_in_the_same_proportion() -> None:
     torch.manual_seed(0)
     images = torch.tensor([0, 100, 200], dtype=torch.uint8)[:, None, None, None].expand(3, 3, 4, 4)
     mixed, targets = mix(images, torch.tensor([0, 1, 2]), 1.0, 0.0, 3)
     assert mixed.dtype == torch.uint8 and targets.dtype == torch.float32
     assert torch.allclose(targets.sum(1), torch.ones(3))
-    share = targets[0, 0]
-    assert 0 < share < 1 and targets.diagonal().tolist() == [share] * 3
-    assert targets[1, 0] == targets[2, 1] == targets[0, 2] == 1 - share  # each with the image before it
-    expected = torch.tensor([0 * share + 200 * (1 - share), 100 * share, 200 * share + 100 * (1 - share)])
+    weight = targets[0, 0]
+    assert 0 < weight < 1 and targets.diagonal().tolist() == [weight] * 3
+    assert targets[1, 0] == targets[2, 1] == targets[0, 2] == 1 - weight  # each with the image before it
+    expected = torch.tensor([0 * weight + 200 * (1 - weight), 100 * weight, 200 * weight + 100 * (1 - weight)])
     assert torch.allclose(mixed[:, 0, 0, 0].float(), expected.round())
 
 
@@ -99,7 +99,7 @@ def test_cutmix_targets_are_the_areas() -> None:
     assert len(areas) > 10
 
 
-def test_both_are_drawn_batch_by_batch() -> None:
+def test_each_batch_draws_one_of_both() -> None:
     images = torch.tensor([0, 200], dtype=torch.uint8)[:, None, None, None].expand(2, 3, 32, 32)
     kinds = []
     for seed in range(100):
@@ -110,21 +110,21 @@ def test_both_are_drawn_batch_by_batch() -> None:
 
 
 def test_training_on_mixed_images(folder_args: list[str], tmp_path: Path) -> None:
-    """Loss against soft targets, label smoothed; accuracy against the class with the larger share."""
+    """The loss uses soft targets with label smoothing; accuracy uses the dominant label."""
     options = ["--data.mixup=0.2", "--data.cutmix=1", "--data.auto_augment=rand", "--data.erase=1"]
     main(["fit", *folder_args, *options, "--model.label_smoothing=0.1", "--trainer.precision=bf16-mixed"])
     last = scalars(tmp_path / "runs")
     assert 0.5 < last["train/loss"][-1][1] < 2 and 0 <= last["train/acc"][-1][1] <= 1
 
 
-def test_mixed_batch_keeps_the_contract(tree: Path) -> None:
+def test_mixed_batch_has_the_documented_entries(tree: Path) -> None:
     data = ImageFolder(tree, mixup=0.2, cutmix=1.0)
     data.setup("fit")
     trainer = Namespace(training=True, fit_loop=Namespace(total_batch_idx=4), distributed_sampler_kwargs=None)
     data.trainer = trainer  # type: ignore[assignment]
     batches = [data.on_after_batch_transfer(data.datasets["train"].__getitems__([0, 7, 13]), 0) for _ in range(2)]
     for key in ("image", "label", "target", "index"):
-        assert torch.equal(batches[0][key], batches[1][key])  # the same place in the run, the same draws
+        assert torch.equal(batches[0][key], batches[1][key])  # the same step, the same draws
     assert batches[0]["image"].dtype == torch.uint8 and batches[0]["label"].dtype == torch.int64
     assert torch.equal(batches[0]["label"], batches[0]["target"].argmax(1))
 
@@ -132,8 +132,8 @@ def test_mixed_batch_keeps_the_contract(tree: Path) -> None:
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ("--data.erase=1.5", "--data.erase is 1.5; it must be between 0 and 1"),
-        ("--data.mixup=-1", "--data.mixup is -1.0; it must be at least 0"),
+        ("--data.erase=1.5", "--data.erase is 1.5; expected a value between 0 and 1"),
+        ("--data.mixup=-1", "--data.mixup is -1.0; expected at least 0"),
         ("--data.auto_augment=strong", "--data.auto_augment"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The temperature: found, bounded, kept in the checkpoint, and used by predictions."""
+"""The temperature: fit, bounds, storage in the checkpoint, use in predictions."""
 
 import csv
 import math

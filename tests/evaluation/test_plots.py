@@ -1,4 +1,4 @@
-"""Charts: what they show, and names that no font has."""
+"""Plots: contents, and names with characters that the font does not have."""
 
 import warnings
 from pathlib import Path
@@ -15,7 +15,7 @@ ODD = ["猫", "b\udcff", "$x$ and $y$", "line\nbreak", "Ünïcode", "long " * 40
 
 
 @pytest.mark.parametrize("classes", [2, 6, 30, 150])
-def test_confusion_is_drawn_by_share_of_the_true_class(classes: int, tmp_path: Path) -> None:
+def test_confusion_is_drawn_as_fraction_of_the_true_class(classes: int, tmp_path: Path) -> None:
     matrix = 3 * torch.eye(classes, dtype=torch.long)
     matrix[0, 1] = 1
     matrix[1] = 0  # a class without images
@@ -39,11 +39,11 @@ def test_reliability_shows_filled_bins_only(tmp_path: Path) -> None:
     bins = reliability_bins(torch.tensor([0.61, 0.65, 1.0, 0.0]), torch.tensor([True, False, True, False]), bins=10)
     assert bins.images.tolist() == [1, 0, 0, 0, 0, 0, 2, 0, 0, 1]
     assert bins.accuracy[[0, 6, 9]].tolist() == [0, 0.5, 1]
-    figure = reliability_figure({"as trained": bins, "temperature 1.50": bins})
+    figure = reliability_figure({"uncalibrated": bins, "temperature 1.50": bins})
     figure.savefig(tmp_path / "reliability.png")
     _, before, after = figure.axes[0].lines
     assert before.get_xdata() == pytest.approx([0, 63, 100]) and after.get_ydata() == pytest.approx([0, 50, 100])
-    assert [text.get_text() for text in figure.axes[0].get_legend().texts][1:] == ["as trained", "temperature 1.50"]
+    assert [text.get_text() for text in figure.axes[0].get_legend().texts][1:] == ["uncalibrated", "temperature 1.50"]
 
 
 def test_grid_of_any_sizes_and_captions(tmp_path: Path) -> None:

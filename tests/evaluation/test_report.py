@@ -1,4 +1,4 @@
-"""The test report: figures against values worked out by hand, files, TensorBoard, odd names."""
+"""The test report: metrics against values computed by hand, files, TensorBoard, unusual names."""
 
 import json
 import math
@@ -13,22 +13,23 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tests.conftest import CPU, make_tree, only
 from vit_finetune import main
 from vit_finetune.evaluation.report import Report
-from vit_finetune.evaluation.report_writer import markdown, terminal
+from vit_finetune.evaluation.report_writer import markdown, save, terminal
+from vit_finetune.runs import read_scalars
 
 NAMES = ["ant", "b|ee", "cat_*", "gone"]
-# Six images: three ants (one taken for a bee), two bees (one taken for an ant), a cat taken for a bee.
+# Six images: three ants (one predicted as bee), two bees (one predicted as ant), a cat predicted as bee.
 LABELS = torch.tensor([0, 0, 0, 1, 1, 2])
 PREDICTED = torch.tensor([0, 0, 1, 1, 0, 1])
-SURE = torch.tensor([2.0, 2.0, 3.0, 2.0, 1.0, 4.0])
+CONFIDENCE = torch.tensor([2.0, 2.0, 3.0, 2.0, 1.0, 4.0])
 
 
 def small_report(temperature: float = 2.0) -> Report:
-    logits = SURE[:, None] * F.one_hot(PREDICTED, 4)
+    logits = CONFIDENCE[:, None] * F.one_hot(PREDICTED, 4)
     paths = [f"photos/{i}.png" for i in range(5)] + ["photos/\udcff|.png"]
     return Report.from_logits(logits, LABELS, NAMES, temperature, paths, {"data": "photos"})
 
 
-def test_figures_by_hand() -> None:
+def test_metrics_by_hand() -> None:
     report = small_report()
     assert report.images == 6 and report.top1.value == 0.5 and report.top5 is None
     # Wilson (1927) for 3 of 6, z = 1.96: (0.5 + z^2/12 -+ z sqrt(0.25/6 + z^2/144)) / (1 + z^2/6)
@@ -43,11 +44,11 @@ def test_figures_by_hand() -> None:
     def probability(logit: float) -> float:
         return math.exp(logit) / (math.exp(logit) + 3)
 
-    right = SURE[LABELS == PREDICTED]
+    right = CONFIDENCE[LABELS == PREDICTED]
     losses = [-math.log(probability(float(s))) for s in right] + [
-        math.log(math.exp(float(s)) + 3) for s in SURE[LABELS != PREDICTED]
+        math.log(math.exp(float(s)) + 3) for s in CONFIDENCE[LABELS != PREDICTED]
     ]
-    assert report.plain.loss == pytest.approx(sum(losses) / 6)
+    assert report.uncalibrated.loss == pytest.approx(sum(losses) / 6)
     assert [(m.index, m.true, m.predicted) for m in report.mistakes] == [
         (5, "cat_*", "b|ee"),
         (2, "ant", "b|ee"),
@@ -61,7 +62,7 @@ def test_calibration_error_is_that_of_its_diagram(temperature: float) -> None:
     generator = torch.Generator().manual_seed(0)
     logits, labels = 3 * torch.randn(500, 7, generator=generator), torch.randint(0, 7, (500,), generator=generator)
     report = Report.from_logits(logits.bfloat16(), labels, list("abcdefg"), temperature)
-    for trust, divisor in ((report.plain, 1), (report.calibrated, temperature)):
+    for calibration, divisor in ((report.uncalibrated, 1), (report.calibrated, temperature)):
         confidence, predicted = (logits.bfloat16().float() / divisor).softmax(-1).max(-1)
         expected = 0.0
         for k in range(15):
@@ -69,16 +70,16 @@ def test_calibration_error_is_that_of_its_diagram(temperature: float) -> None:
             if inside.any():
                 gap = confidence[inside].mean() - (predicted == labels)[inside].float().mean()
                 expected += float(gap.abs() * inside.sum() / 500)
-        assert trust.ece == pytest.approx(expected, abs=1e-6)
-        filled = trust.bins.images > 0
-        gaps = (trust.bins.confidence - trust.bins.accuracy).abs() * trust.bins.images / 500
+        assert calibration.ece == pytest.approx(expected, abs=1e-6)
+        filled = calibration.bins.images > 0
+        gaps = (calibration.bins.confidence - calibration.bins.accuracy).abs() * calibration.bins.images / 500
         assert float(gaps[filled].sum()) == pytest.approx(expected, abs=1e-6)
     assert report.top5 is not None
     hits = (logits.bfloat16().topk(5).indices == labels[:, None]).any(1)
     assert report.top5.value == pytest.approx(float(hits.float().mean()))
 
 
-def test_words_hold_no_nan_and_escape_names() -> None:
+def test_text_has_no_nan_and_escapes_names() -> None:
     report = small_report()
     text = markdown(report, ["confusion", "reliability", "mistakes"])
     assert r"| b\|ee | 0.3333 | 0.5000 | 0.4000 | 2 |" in text
@@ -90,7 +91,7 @@ def test_words_hold_no_nan_and_escape_names() -> None:
     json.loads(json.dumps(report.to_dict(), allow_nan=False))
 
 
-def test_terminal_shows_the_worst_of_many_classes() -> None:
+def test_terminal_shows_the_classes_with_the_lowest_f1() -> None:
     labels = torch.arange(100)
     logits = F.one_hot(labels, 100).float()
     logits[7] = logits[8]
@@ -104,7 +105,7 @@ def test_no_images_and_no_mistakes(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="at least one image"):
         Report.from_logits(torch.zeros(0, 2), torch.zeros(0).long(), ["a", "b"])
     report = Report.from_logits(torch.eye(2), torch.arange(2), ["a", "b"])
-    report.save(tmp_path / "new")
+    save(report, tmp_path / "new")
     assert sorted(p.name for p in (tmp_path / "new").iterdir()) == [
         "confusion.png",
         "reliability.png",
@@ -140,12 +141,11 @@ def test_command_saves_a_report_and_keeps_older_ones(
     assert report["temperature"] == stored and report["about"]["checkpoint"].endswith(only(run, "best-*.ckpt").name)
 
     newest = max(run.glob("events*"), key=lambda path: path.stat().st_mtime_ns)
-    events = EventAccumulator(str(newest))
-    events.Reload()
-    assert {"test/confusion", "test/mistakes", "test/reliability"} == set(events.Tags()["images"])
-    logged = {tag: events.Scalars(tag)[0].value for tag in events.Tags()["scalars"]}
-    assert logged["test/ece"] == pytest.approx(report["plain"]["ece"]) and "test/f1" in logged
-    assert logged["test/loss"] == pytest.approx(report["plain"]["loss"])
+    events = EventAccumulator(str(newest)).Reload()
+    assert set(events.Tags()["images"]) == {"test/confusion", "test/mistakes", "test/reliability"}
+    logged = {tag: points[0].value for tag, points in read_scalars(newest).items()}
+    assert logged["test/ece"] == pytest.approx(report["uncalibrated"]["ece"]) and "test/f1" in logged
+    assert logged["test/loss"] == pytest.approx(report["uncalibrated"]["loss"])
     assert logged["test/acc"] == pytest.approx(5 / 6) == report["top1"]["value"]
 
     before = (folder / "report.json").read_bytes()

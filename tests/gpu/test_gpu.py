@@ -59,8 +59,9 @@ def test_deterministic_runs_agree(options: list[str], tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("precision", ["bf16-mixed", "16-mixed"])
-def test_clipping_by_norm(precision: str, options: list[str]) -> None:
+def test_clipping_by_norm(precision: str, options: list[str], tmp_path: Path) -> None:
     main(["fit", *options, f"--trainer.precision={precision}", "--trainer.gradient_clip_val=1"])
+    assert all(value.isfinite().all() for value in weights(only(tmp_path, "last.ckpt")).values())
 
 
 def test_loss_scale_is_in_the_checkpoint(options: list[str], tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The moving average of the weights: its values, where it goes, and that a stopped run ends the same."""
+"""EMA of the weights: values, validation and checkpoints, exact resume."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.conftest import CPU, TINY, TINY_MODEL, equal, make_tree, only, scalars, weights
 from vit_finetune import ViTClassifier, main
@@ -16,7 +17,7 @@ SEEN: list[torch.Tensor] = []
 
 
 class Record(Callback):
-    """Copies the head before training and after each batch."""
+    """Copy the head before training and after each batch."""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         SEEN[:] = [pl_module.get_parameter(HEAD).detach().clone()]
@@ -26,7 +27,7 @@ class Record(Callback):
 
 
 class StopAfterOne(Callback):
-    """Ends the run after the first epoch."""
+    """End the run after the first epoch."""
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         trainer.should_stop = trainer.current_epoch == 0
@@ -40,10 +41,10 @@ def data(tmp_path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("precision", ["32-true", "bf16-true"])
-def test_average_is_what_is_validated_and_kept(data: list[str], tmp_path: Path, precision: str) -> None:
-    """Equal to a hand count over the recorded weights, three optimizer steps in five batches."""
+def test_ema_is_validated_and_saved(data: list[str], tmp_path: Path, precision: str) -> None:
+    """Equal to a computation by hand from the recorded weights: three optimizer steps in five batches."""
     options = [*TINY, *data, "--model.lr=0.01", "--model.ema=0.2", "--trainer.accumulate_grad_batches=2"]
-    main(["fit", *options, f"--trainer.precision={precision}", "--trainer.callbacks+=tests.test_average.Record"])
+    main(["fit", *options, f"--trainer.precision={precision}", "--trainer.callbacks+=tests.model.test_ema.Record"])
     average = SEEN[0].float()
     for step, batch in ((1, 2), (2, 4), (3, 5)):
         average = average.lerp(SEEN[batch].float(), 1 - min(0.2, (1 + step) / (10 + step)))
@@ -60,8 +61,6 @@ def test_average_is_what_is_validated_and_kept(data: list[str], tmp_path: Path, 
 
 
 def _newest(runs: Path, tag: str) -> float:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
     newest = max(runs.rglob("events.*"), key=lambda path: path.stat().st_mtime_ns)
     events = EventAccumulator(str(newest))
     events.Reload()
@@ -69,11 +68,11 @@ def _newest(runs: Path, tag: str) -> float:
 
 
 def test_resumed_equals_uninterrupted_with_everything_random(data: list[str], tmp_path: Path) -> None:
-    """Bit for bit, with every augmentation and the average."""
+    """Bit for bit, with every augmentation and EMA."""
     options = [*TINY_MODEL, *CPU, *data, "--data.batch_size=4", "--trainer.max_epochs=3", "--model.ema=0.9"]
     options += ["--data.auto_augment=trivial", "--data.erase=0.5", "--data.mixup=0.2", "--data.cutmix=1"]
     main(["fit", *options, "--experiment=whole"])
-    main(["fit", *options, "--experiment=parts", "--trainer.callbacks=tests.test_average.StopAfterOne"])
+    main(["fit", *options, "--experiment=parts", "--trainer.callbacks=tests.model.test_ema.StopAfterOne"])
     last = only(tmp_path / "runs" / "parts", "last.ckpt")
     assert torch.load(last, weights_only=True)["global_step"] == 5
     main(["fit", *options, f"--ckpt_path={last}"])
@@ -84,7 +83,7 @@ def test_resumed_equals_uninterrupted_with_everything_random(data: list[str], tm
     assert equal(whole["training_weights"], parts["training_weights"])
 
 
-def test_run_without_average_can_go_on_with_one_but_not_the_reverse(
+def test_run_without_ema_can_resume_with_one_but_not_the_reverse(
     data: list[str], tmp_path: Path, fails: Callable[..., str]
 ) -> None:
     main(["fit", *TINY, *data])

@@ -1,4 +1,4 @@
-"""Parameter groups and the length of the schedule."""
+"""Parameter groups, and the schedule with its length."""
 
 import math
 from pathlib import Path
@@ -40,26 +40,26 @@ def test_norms_biases_tokens_and_positions_are_not_decayed() -> None:
 def test_layer_decay_scales_by_depth() -> None:
     net = network()
     optimizer = build_optimizer(net, parameter_rules(net, 0.05, 0.5), "adamw", 1.0, fused=False)
-    WarmupCosine(optimizer, steps=10, warmup=0.0, min_lr=0.0).step_update(0)
-    rate = {}
+    WarmupCosine(optimizer, warmup=0.0, min_lr=0.0).set_length(10)
+    lr = {}
     for group, names in zip(optimizer.param_groups, names_by_group(net, optimizer), strict=True):
-        rate |= dict.fromkeys(names, group["lr"])
-    assert rate["head.weight"] == 1.0
-    assert rate["blocks.1.mlp.fc1.weight"] == 2 * rate["blocks.0.mlp.fc1.weight"]
-    assert rate["blocks.0.mlp.fc1.weight"] == 2 * rate["patch_embed.proj.weight"] == 2 * rate["pos_embed"]
+        lr |= dict.fromkeys(names, group["lr"])
+    assert lr["head.weight"] == 1.0
+    assert lr["blocks.1.mlp.fc1.weight"] == 2 * lr["blocks.0.mlp.fc1.weight"]
+    assert lr["blocks.0.mlp.fc1.weight"] == 2 * lr["patch_embed.proj.weight"] == 2 * lr["pos_embed"]
 
 
 @pytest.mark.parametrize("layer_decay", [None, 0.5])
-def test_head_has_a_rate_of_its_own(layer_decay: float | None) -> None:
+def test_head_has_its_own_learning_rate(layer_decay: float | None) -> None:
     net = network()
     rules = parameter_rules(net, 0.05, layer_decay, head_lr_scale=10.0)
     optimizer = build_optimizer(net, rules, "adamw", 0.1, fused=False)
-    WarmupCosine(optimizer, steps=10, warmup=0.0, min_lr=0.0).step_update(0)
-    rate = {}
+    WarmupCosine(optimizer, warmup=0.0, min_lr=0.0).set_length(10)
+    lr = {}
     for group, names in zip(optimizer.param_groups, names_by_group(net, optimizer), strict=True):
-        rate |= dict.fromkeys(names, group["lr"])
-    assert rate["head.weight"] == rate["head.bias"] == pytest.approx(1.0)
-    assert rate["blocks.1.mlp.fc1.weight"] == pytest.approx(0.1 * (layer_decay or 1))
+        lr |= dict.fromkeys(names, group["lr"])
+    assert lr["head.weight"] == lr["head.bias"] == pytest.approx(1.0)
+    assert lr["blocks.1.mlp.fc1.weight"] == pytest.approx(0.1 * (layer_decay or 1))
 
 
 def test_frozen_parameters_are_left_out() -> None:
@@ -81,7 +81,7 @@ def test_second_derivatives_are_refused() -> None:
 
 
 def test_no_parameter_is_lost_by_what_strategies_wrap() -> None:
-    """FSDP's activation checkpointing renames parameters; a name that is not understood must not go untrained."""
+    """FSDP's activation checkpointing renames parameters; one with an unknown name must not be left untrained."""
     net = network()
     rules = parameter_rules(net, 0.05, None)
     plain = build_optimizer(net, rules, "adamw", 1.0, fused=False)
@@ -90,27 +90,32 @@ def test_no_parameter_is_lost_by_what_strategies_wrap() -> None:
     wrapped = build_optimizer(net, rules, "adamw", 1.0, fused=False)
     assert [len(g["params"]) for g in wrapped.param_groups] == [len(g["params"]) for g in plain.param_groups]
     net.head = torch.nn.Sequential(net.head)
-    with pytest.raises(RuntimeError, match=r"2 trainable parameters got lost on the way, such as head\.bias"):
+    with pytest.raises(RuntimeError, match=r"2 trainable parameters have no parameter group, such as head\.bias"):
         build_optimizer(net, rules, "adamw", 1.0, fused=False)
 
 
 def test_schedule_values() -> None:
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
-    schedule = WarmupCosine(optimizer, steps=20, warmup=0.2, min_lr=0.01)
-    rates = []
+    schedule = WarmupCosine(optimizer, warmup=0.2, min_lr=0.01)
+    with pytest.raises(RuntimeError, match="set_length"):
+        schedule.step_update(0)
+    assert optimizer.param_groups == [{**optimizer.param_groups[0], "lr": 1.0}]
+    schedule.set_length(20)
+    learning_rates = []
     for step in range(21):
         schedule.step_update(step)
-        rates.append(optimizer.param_groups[0]["lr"])
-    assert rates[:5] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
-    assert rates[12] == pytest.approx((1.0 + 0.01) / 2)  # half way down
-    assert rates[20] == pytest.approx(0.01) and rates[19] == pytest.approx(0.0195, abs=1e-3)
-    assert len(set(rates)) == 21
+        learning_rates.append(optimizer.param_groups[0]["lr"])
+    assert learning_rates[:5] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
+    assert learning_rates[12] == pytest.approx((1.0 + 0.01) / 2)  # halfway
+    assert learning_rates[20] == pytest.approx(0.01) and learning_rates[19] == pytest.approx(0.0195, abs=1e-3)
+    assert len(set(learning_rates)) == 21
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3])
 def test_very_short_runs_have_a_schedule(steps: int) -> None:
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
-    schedule = WarmupCosine(optimizer, steps=steps, warmup=1.0, min_lr=0.0)
+    schedule = WarmupCosine(optimizer, warmup=1.0, min_lr=0.0)
+    schedule.set_length(steps)
     for step in range(steps):
         schedule.step_update(step)
         assert 0 < optimizer.param_groups[0]["lr"] <= 1.0
@@ -127,7 +132,7 @@ def test_very_short_runs_have_a_schedule(steps: int) -> None:
     ],
 )
 def test_schedule_ends_with_the_run(tmp_path: Path, options: list[str], steps: int) -> None:
-    """Five batches an epoch, four epochs: the rate rises, falls, and is almost at its minimum at the last step."""
+    """Four epochs of five batches: the learning rate rises, falls, and almost reaches its minimum at the end."""
     tree = make_tree(tmp_path / "images", {"train": 6, "val": 1}, side=32)
     main(
         ["fit", *TINY_MODEL, *CPU, "--data=ImageFolder", f"--data.root={tree}", "--data.batch_size=4"]

@@ -1,15 +1,16 @@
-"""FSDP2 and tensor parallel on real processes over gloo, compared with one process."""
+"""FSDP2 and tensor parallel on two processes over gloo, compared with one process."""
 
 from pathlib import Path
 
 import pytest
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.conftest import CPU, REPOSITORY, TINY_MODEL, make_tree, only, scalars, weights
-from tests.test_distributed import run
+from tests.conftest import CPU, REPOSITORY, TINY_MODEL, make_tree, only, run_command, scalars, weights
 from vit_finetune import main
 from vit_finetune.model import parallel, vit
+from vit_finetune.model.config import ViTConfig
 
 STRATEGIES = REPOSITORY / "configs" / "strategy"
 
@@ -32,10 +33,10 @@ def options(tmp_path: Path) -> list[str]:
     ],
 )
 def test_sharded_training_equals_one_process(name: str, batch_size: int, options: list[str], tmp_path: Path) -> None:
-    """Same losses and weights within 1e-4; the full-state file loads on one process with the same score."""
+    """Same losses and weights within 1e-4; the full-state file loads on one process with the same metrics."""
     main(["fit", *options, *CPU, "--data.batch_size=6", "--experiment=one"])
     sharded = [f"--config={STRATEGIES / name}.yaml", "--trainer.accelerator=cpu", f"--data.batch_size={batch_size}"]
-    run("fit", *options, *sharded, "--experiment=many", folder=tmp_path)
+    run_command("fit", *options, *sharded, "--experiment=many", folder=tmp_path)
     runs = [tmp_path / "runs" / name for name in ("one", "many")]
     one, many = (scalars(path) for path in runs)
     for tag in ("train/loss", "train/grad_norm", "val/loss", "val/acc"):
@@ -54,49 +55,49 @@ def test_sharded_training_equals_one_process(name: str, batch_size: int, options
 def test_gradients_in_parts_are_counted_as_a_whole(
     name: str, batch_size: int, options: list[str], tmp_path: Path
 ) -> None:
-    """The shares that float16 would lose are those of one process, but for what the order of 16-bit sums changes."""
+    """The fractions that float16 would lose equal those of one process, up to the order of 16-bit sums."""
     half = ["--trainer.precision=bf16-mixed", "--trainer.max_epochs=1"]
     main(["fit", *options, *CPU, *half, "--data.batch_size=6", "--experiment=one"])
     sharded = [f"--config={STRATEGIES / name}.yaml", "--trainer.accelerator=cpu", f"--data.batch_size={batch_size}"]
-    run("fit", *options, *sharded, *half, "--experiment=many", folder=tmp_path)
+    run_command("fit", *options, *sharded, *half, "--experiment=many", folder=tmp_path)
     one, many = (scalars(tmp_path / "runs" / experiment) for experiment in ("one", "many"))
     for tag in ("zero_in_fp16", "zero_in_fp16_scaled", "inf_in_fp16_scaled"):
         assert one[f"precision/{tag}"][0][1] == pytest.approx(many[f"precision/{tag}"][0][1], abs=2e-3), tag
 
 
 def scalars_of(file: Path) -> list[tuple[str, float]]:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
     events = EventAccumulator(str(file))
     events.Reload()
     return [(tag, events.Scalars(tag)[-1].value) for tag in events.Tags()["scalars"]]
 
 
 def test_heads_that_do_not_divide_are_refused_with_both_numbers() -> None:
-    net = vit.build("vit_tiny_patch16_224", 3, 32, 0.0, {"patch_size": 8, "num_heads": 3, "embed_dim": 24})
-    with pytest.raises(MisconfigurationException, match=r"3 attention heads cannot be divided among .* 2 devices"):
-        parallel._check_block(net.blocks[0], 2)
+    kwargs = {"patch_size": 8, "num_heads": 3, "embed_dim": 24}
+    net = vit.build(ViTConfig("vit_tiny_patch16_224", 32, kwargs), 3)
+    with pytest.raises(MisconfigurationException, match=r"attention heads, 3, is not divisible by .* 2"):
+        parallel.check_block(net.blocks[0], 2)
 
 
 def test_other_blocks_are_refused() -> None:
-    net = vit.build("vit_tiny_patch16_224", 3, 32, 0.0, {"depth": 1, "qk_norm": True})
-    with pytest.raises(MisconfigurationException, match="Use FSDP2 alone"):
-        parallel._check_block(net.blocks[0], 3)
+    net = vit.build(ViTConfig("vit_tiny_patch16_224", 32, {"depth": 1, "qk_norm": True}), 3)
+    with pytest.raises(MisconfigurationException, match="Use FSDP2 only"):
+        parallel.check_block(net.blocks[0], 3)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "batch_size"), [("ddp_cpu", 3), ("fsdp2", 3), ("tensor_parallel", 6)])
-def test_average_unfreezing_and_clipping_on_two_processes(
+def test_ema_unfreezing_and_clipping_on_two_processes(
     name: str, batch_size: int, options: list[str], tmp_path: Path
 ) -> None:
-    """As on one process, through a resume too: the average and the weights of training within 1e-4."""
+    """EMA and training weights equal those of one process within 1e-4, also after resuming."""
     options += ["--model.ema=0.5", "--model.head_lr_scale=2", "--trainer.gradient_clip_val=0.1"]
-    options += ["--model.unfreeze_by=2"] if name == "ddp_cpu" else []
-    stop = "--trainer.callbacks=tests.test_average.StopAfterOne"
-    main(["fit", *options, *CPU, "--data.batch_size=6", "--experiment=one"])
+    stop = "--trainer.callbacks=tests.model.test_ema.StopAfterOne"
+    unfreeze = ["--model.unfreeze_by=2"] if name == "ddp_cpu" else []
+    main(["fit", *options, *unfreeze, *CPU, "--data.batch_size=6", "--experiment=one"])
     sharded = [f"--config={STRATEGIES / name}.yaml", "--trainer.accelerator=cpu", f"--data.batch_size={batch_size}"]
-    run("fit", *options, *sharded, stop, "--experiment=many", folder=tmp_path)
-    run("fit", *options, *sharded, "--experiment=many", "--ckpt_path=last", folder=tmp_path)
+    sharded += [*unfreeze, "--trainer.strategy=ddp_find_unused_parameters_true"] if unfreeze else []
+    run_command("fit", *options, *sharded, stop, "--experiment=many", folder=tmp_path)
+    run_command("fit", *options, *sharded, "--experiment=many", "--ckpt_path=last", folder=tmp_path)
     left, right = (
         torch.load(only(tmp_path / "runs" / name, "last.ckpt"), weights_only=True) for name in ("one", "many")
     )

@@ -1,4 +1,4 @@
-"""Constants by model, and pixels against other implementations."""
+"""Mean and standard deviation by model, and pixels compared with other implementations."""
 
 import numpy as np
 import pytest
@@ -7,8 +7,9 @@ import torch.nn.functional as F
 from PIL import Image
 
 from vit_finetune import ViTClassifier
+from vit_finetune.model.config import ViTConfig
 from vit_finetune.model.preprocess import Preprocess, resize_matrix
-from vit_finetune.model.vit import preprocessing
+from vit_finetune.model.vit import build_preprocess
 
 
 @pytest.mark.parametrize(
@@ -20,18 +21,18 @@ from vit_finetune.model.vit import preprocessing
     ],
 )
 def test_constants_are_those_of_the_weights(name: str, white: tuple[float, ...], black: tuple[float, ...]) -> None:
-    module = preprocessing(ViTClassifier(name).preprocessing)
+    module = build_preprocess(ViTConfig(name))
     for value, expected in ((255, white), (0, black)):
         pixels = module(torch.full((1, 3, 32, 32), value, dtype=torch.uint8))
         assert pixels.shape == (1, 3, 224, 224)
         torch.testing.assert_close(pixels[0, :, 100, 100], torch.tensor(expected), atol=1e-3, rtol=0)
 
 
-def test_given_constants_win() -> None:
+def test_given_constants_override_those_of_the_weights() -> None:
     model = ViTClassifier(img_size=64, mean=[0.1, 0.2, 0.3], std=[0.5, 0.5, 0.5])
-    assert model.preprocessing["mean"] == [0.1, 0.2, 0.3]
+    assert model.preprocessing["mean"] == (0.1, 0.2, 0.3)
     assert model.input_size == (64, 64)
-    black = preprocessing(model.preprocessing)(torch.zeros(1, 3, 64, 64, dtype=torch.uint8))
+    black = build_preprocess(model.config)(torch.zeros(1, 3, 64, 64, dtype=torch.uint8))
     torch.testing.assert_close(black[0, :, 0, 0], torch.tensor([-0.2, -0.4, -0.6]))
 
 
@@ -45,7 +46,7 @@ def test_matrices_equal_interpolate(mode: str, source: tuple[int, int]) -> None:
 
 
 def test_pixels_against_pillow() -> None:
-    """fp32: at most 0.3 on average and 8 at the worst, of 255; Pillow clips where the cubic kernel overshoots."""
+    """In fp32, differ by at most 0.3 on average and 8 at most, of 255; Pillow clips where the kernel overshoots."""
     pixels = np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8)
     smooth = np.asarray(Image.fromarray(pixels).resize((8, 8), Image.Resampling.BOX).resize((32, 32)))
     theirs = torch.from_numpy(np.asarray(Image.fromarray(smooth).resize((224, 224), Image.Resampling.BICUBIC)).copy())
@@ -53,7 +54,7 @@ def test_pixels_against_pillow() -> None:
     module = Preprocess((224, 224), [0, 0, 0], [1 / 255] * 3)
     difference = (module(batch)[0].permute(1, 2, 0) - theirs).abs()
     assert difference.mean() <= 0.3 and difference.max() <= 8
-    # bf16 keeps 8 bits of a value: its rounding is coarser than Pillow's, stated here.
+    # bf16 has 8 significant bits, so it rounds more coarsely than Pillow.
     half = (module.bfloat16()(batch)[0].float().permute(1, 2, 0) - theirs).abs()
     assert half.mean() <= 0.6 and half.max() <= 9
 

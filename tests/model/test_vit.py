@@ -1,4 +1,4 @@
-"""Weights from files, sizes, freezing, speed switches."""
+"""The network: weights from files, sizes, refused options, freezing, attention kernel."""
 
 from pathlib import Path
 
@@ -11,14 +11,16 @@ from safetensors.torch import save_file
 from tests.conftest import TINY_KWARGS, only, weights
 from vit_finetune import ViTClassifier, main
 from vit_finetune.model import vit
+from vit_finetune.model.config import ViTConfig
 
 NAME = "vit_tiny_patch16_224"
+CONFIG = ViTConfig(NAME, 32, TINY_KWARGS)
 
 
-def source(
+def weights_file(
     tmp_path: Path, suffix: str, img_size: int = 64, num_classes: int = 1000
 ) -> tuple[Path, dict[str, torch.Tensor]]:
-    """A file of weights of the tiny network with another head and image size."""
+    """Write random weights of the tiny network with another head and image size; return their file and the weights."""
     net = timm.create_model(NAME, img_size=img_size, num_classes=num_classes, **TINY_KWARGS)
     state = {key: torch.randn_like(value) for key, value in net.state_dict().items()}
     path = tmp_path / f"weights{suffix}"
@@ -28,8 +30,8 @@ def source(
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
 def test_local_weights_of_another_size_and_head(tmp_path: Path, suffix: str, caplog: pytest.LogCaptureFixture) -> None:
-    path, state = source(tmp_path, suffix)
-    net = vit.build(NAME, 3, 32, 0.0, TINY_KWARGS)
+    path, state = weights_file(tmp_path, suffix)
+    net = vit.build(CONFIG, 3)
     head = net.head.weight.clone()
     with caplog.at_level("INFO"):
         vit.load_local_weights(net, str(path))
@@ -37,22 +39,22 @@ def test_local_weights_of_another_size_and_head(tmp_path: Path, suffix: str, cap
     assert torch.equal(net.head.weight, head)
     assert net.pos_embed.shape == (1, 17, 24)  # 4 x 4 patches and the class token
     assert torch.equal(net.pos_embed[:, 0], state["pos_embed"][:, 0])
-    assert "resampled from 65 to 17 tokens" in caplog.text and "head new, random" in caplog.text
+    assert "resampled from 65 to 17 tokens" in caplog.text and "head newly initialized" in caplog.text
 
 
-def test_head_of_the_same_size_is_taken_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    path, state = source(tmp_path, ".safetensors", img_size=32, num_classes=3)
-    net = vit.build(NAME, 3, 32, 0.0, TINY_KWARGS)
+def test_head_of_the_same_size_is_loaded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path, state = weights_file(tmp_path, ".safetensors", img_size=32, num_classes=3)
+    net = vit.build(CONFIG, 3)
     with caplog.at_level("INFO"):
         vit.load_local_weights(net, str(path))
     assert all(torch.equal(value, state[key]) for key, value in net.state_dict().items())
-    assert "head taken over" in caplog.text
+    assert "head loaded" in caplog.text
 
 
 @pytest.mark.parametrize("change", [{"embed_dim": 48}, {"depth": 3}, {"patch_size": 4}])
 def test_weights_of_another_architecture_are_refused(tmp_path: Path, change: dict[str, int]) -> None:
-    path, _ = source(tmp_path, ".safetensors")
-    net = vit.build(NAME, 3, 32, 0.0, {**TINY_KWARGS, **change})
+    path, _ = weights_file(tmp_path, ".safetensors")
+    net = vit.build(ViTConfig(NAME, 32, {**TINY_KWARGS, **change}), 3)
     if "patch_size" in change:  # timm resamples patches, and so they fit
         vit.load_local_weights(net, str(path))
         return
@@ -63,15 +65,15 @@ def test_weights_of_another_architecture_are_refused(tmp_path: Path, change: dic
 def test_file_without_weights_is_refused(tmp_path: Path) -> None:
     (tmp_path / "weights.safetensors").write_text("<html>not found</html>")
     with pytest.raises(MisconfigurationException, match="cannot be read as weights"):
-        vit.load_local_weights(vit.build(NAME, 3, 32, 0.0, TINY_KWARGS), str(tmp_path / "weights.safetensors"))
+        vit.load_local_weights(vit.build(CONFIG, 3), str(tmp_path / "weights.safetensors"))
 
 
 def test_fit_from_a_file_and_from_a_checkpoint(folder_args: list[str], tmp_path: Path) -> None:
-    path, state = source(tmp_path, ".safetensors")
+    path, state = weights_file(tmp_path, ".safetensors")
     main(["fit", *folder_args, f"--model.weights={path}", "--model.lr=0", "--model.min_lr=0"])
     first = only(tmp_path / "runs", "best-*.ckpt")
     assert torch.equal(weights(first)["net.blocks.0.attn.qkv.weight"], state["blocks.0.attn.qkv.weight"])
-    # The same weights, their head included, start another experiment.
+    # Another experiment starts from all of these weights, including the head.
     main(["fit", *folder_args, f"--model.weights={first}", "--model.lr=0", "--model.min_lr=0", "--experiment=again"])
     second = only(tmp_path / "runs" / "again", "best-*.ckpt")
     assert torch.equal(weights(second)["net.head.weight"], weights(first)["net.head.weight"])
@@ -83,37 +85,37 @@ def test_fit_from_a_file_and_from_a_checkpoint(folder_args: list[str], tmp_path:
         ("vit_tiny_patch16_999", None, r"is not a timm model. Similar: vit_tiny_patch16_"),
         ("", None, "is not a timm model"),
         ("vit_tiny_patch16_224.augreg_in99k", None, r"no weights 'augreg_in99k', only .*augreg_in21k"),
-        ("resnet18", None, "is no Vision Transformer"),
-        (NAME, 30, r"img_size 30 is no multiple of the 16-pixel patches .*; use 16 or 32"),
+        ("resnet18", None, "is not a Vision Transformer"),
+        (NAME, 30, r"img_size 30 is not divisible by the patch size 16 of .*; use 16 or 32"),
     ],
 )
 def test_impossible_networks_are_refused(name: str, img_size: int | None, message: str) -> None:
     with pytest.raises(MisconfigurationException, match=message):
-        vit.build(name, 3, img_size, 0.0, None)
+        vit.build(ViTConfig(name, img_size), 3)
 
 
 def test_unknown_timm_argument_is_refused() -> None:
     with pytest.raises(MisconfigurationException, match=r"timm_kwargs.*embed_dimm"):
-        vit.build(NAME, 3, 32, 0.0, {"embed_dimm": 24})
+        vit.build(ViTConfig(NAME, 32, {"embed_dimm": 24}), 3)
 
 
 def test_attention_kernel_follows_device_and_precision() -> None:
-    net = vit.build(NAME, 3, 32, 0.0, TINY_KWARGS)
-    for device, precision, fused in (
-        ("cpu", "bf16-mixed", False),
-        ("cpu", "32-true", True),
-        ("cpu", "16-mixed", False),
-        ("cuda", "bf16-mixed", True),
+    net = vit.build(CONFIG, 3)
+    for device, dtype, fused in (
+        ("cpu", torch.bfloat16, False),
+        ("cpu", torch.float32, True),
+        ("cpu", torch.float16, False),
+        ("cuda", torch.bfloat16, True),
     ):
-        vit.choose_attention(net, torch.device(device), precision)
+        vit.set_attention_kernel(net, torch.device(device), dtype)
         assert {block.attn.fused_attn for block in net.blocks} == {fused}
 
 
-def test_frozen_backbone_stays_put_and_quiet(folder_args: list[str], tmp_path: Path) -> None:
-    """Two epochs with validation and a resume: only the head moves, dropout in the backbone stays off."""
+def test_frozen_backbone_does_not_change(folder_args: list[str], tmp_path: Path) -> None:
+    """Two epochs with validation and a resume: only the head changes, stochastic depth in the backbone stays off."""
     frozen = [*folder_args, "--model.freeze_backbone=true", "--model.drop_path=0.5", "--model.lr=0.1"]
     frozen += ["--trainer.max_epochs=2", "--model.weight_decay=0.1"]
-    path, state = source(tmp_path, ".safetensors", img_size=32)
+    path, state = weights_file(tmp_path, ".safetensors", img_size=32)
     main(["fit", *frozen, f"--model.weights={path}"])
     last = only(tmp_path / "runs", "last.ckpt")
     main(["fit", *frozen, f"--ckpt_path={last}", "--trainer.max_epochs=3"])

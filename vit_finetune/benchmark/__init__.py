@@ -1,4 +1,4 @@
-"""Measurements on the user's own machine, each a command: ``python -m vit_finetune.benchmark.step_overhead``.
+"""Benchmarks for your own machine; see ``README.md`` in this folder.
 
-They compare side by side in one run and print ratios, because absolute times of a shared machine mean little.
+They compare alternatives side by side in one run, because absolute times on a shared machine say little.
 """

@@ -1,74 +1,86 @@
-"""Bar charts of a suite: time, accuracy and memory side by side."""
+"""Bar charts of benchmark results, side by side in panels."""
+
+from __future__ import annotations  # matplotlib is imported where something is drawn
 
 import statistics
+import textwrap
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, NamedTuple
 
-from vit_finetune.benchmark.records import Result
+from vit_finetune.evaluation.plots import BLUE
 
-# One color for all bars, of the palette of Okabe and Ito: nothing is told by color alone.
-BLUE = "#0072B2"
-PANELS = (
-    ("Time of fit, s", "seconds", 1.0, ".1f"),
-    ("Images a second", "images_per_second", 1.0, ",.0f"),
-    ("Test accuracy, %", "test_acc", 100.0, ".1f"),
-    ("Peak memory, GB", "peak_memory_gb", 1.0, ".2f"),
-)
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
-def save(path: Path, name: str, results: dict[str, list[Result]]) -> None:
-    """Draws the charts as ``<path>.png`` and ``<path>.svg``.
+class Bar(NamedTuple):
+    """A measured value and its range over repeated runs."""
+
+    value: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Bar:
+        """Return the median and range of several values."""
+        return cls(statistics.median(values), min(values), max(values))
+
+
+class Panel(NamedTuple):
+    """One quantity.
+
+    Attributes:
+        title: Quantity and unit.
+        digits: Number of decimal places.
+        bars: One per row; rows without a value are left out.
+    """
+
+    title: str
+    digits: int
+    bars: dict[str, Bar]
+
+
+def save(path: Path, title: str, panels: Sequence[Panel], rows: Sequence[str], origins: Sequence[str]) -> None:
+    """Draw the panels and save them as ``<path>.png`` and ``<path>.svg``.
 
     Args:
         path: Without a suffix.
-        name: Of the suite, for the title.
-        results: The runs of each variant, from top to bottom.
+        title: Above all panels.
+        panels: From left to right.
+        rows: Names of the bars from top to bottom, shared by all panels.
+        origins: Machines and commits, stored in the metadata of the files; the first is also printed below the panels.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    panels = [panel for panel in PANELS if any(_values(runs, panel[1]) for runs in results.values())]
-    figure = Figure(figsize=(2 + 2.9 * len(panels), 1.5 + 0.42 * len(results)), layout="constrained")
+    figure = Figure(figsize=(2 + 2.9 * len(panels), 1.5 + 0.42 * len(rows)), layout="constrained")
     FigureCanvasAgg(figure)
     for axes, panel in zip(figure.subplots(1, len(panels), sharey=True, squeeze=False)[0], panels, strict=True):
-        _draw(axes, panel, results)
-    runs = [run for runs in results.values() for run in runs]
-    figure.suptitle(f"Suite {name}: median, and range over seeds and repeats", fontsize=11)
-    figure.supxlabel(_footer(runs), fontsize=6, color="#444444")
-    metadata = {"Title": f"Suite {name}", "Description": "; ".join(_origins(runs))}
+        _draw(axes, panel, rows)
+    figure.suptitle(title, fontsize=11)
+    more = f"; and {len(origins) - 1} more, see results.md" if len(origins) > 1 else ""
+    footer = textwrap.fill("".join([*origins[:1], more]), 60 * len(panels))
+    figure.supxlabel(footer, fontsize=6, color="#444444")
+    metadata = {"Title": title, "Description": "; ".join(origins)}
     figure.savefig(path.with_suffix(".png"), dpi=150, metadata=metadata)
     figure.savefig(path.with_suffix(".svg"), metadata={**metadata, "Date": None})
 
 
-def _draw(axes: Any, panel: tuple[str, str, float, str], results: dict[str, list[Result]]) -> None:
-    title, name, factor, form = panel
-    highest = max(factor * max(_values(runs, name), default=0) for runs in results.values())
-    for row, runs in enumerate(results.values()):
-        found = [factor * value for value in _values(runs, name)]
-        if not found:
+def _draw(axes: Axes, panel: Panel, rows: Sequence[str]) -> None:
+    highest = max(0.0, *(bar.high for bar in panel.bars.values()))
+    lowest = min(0.0, *(bar.low for bar in panel.bars.values()))
+    for row, name in enumerate(rows):
+        if name not in panel.bars:
             continue
-        middle = statistics.median(found)
-        axes.barh(row, middle, 0.7, color=BLUE)
-        if len(found) > 1:
-            axes.plot([min(found), max(found)], [row, row], color="black", linewidth=1.5, marker="|", markersize=8)
-        axes.text(max(found) + 0.03 * highest, row, format(middle, form), va="center", fontsize=9)
-    axes.set_title(title, fontsize=10)
-    axes.set_yticks(range(len(results)), list(results))
-    axes.set_xlim(0, 1.28 * highest or 1)
-    axes.set_ylim(len(results) - 0.5, -0.5)
+        bar = panel.bars[name]
+        axes.barh(row, bar.value, 0.7, color=BLUE)
+        if bar.low < bar.high:
+            axes.plot([bar.low, bar.high], [row, row], color="black", linewidth=1.5, marker="|", markersize=8)
+        axes.text(max(0, bar.high) + 0.03 * highest, row, f"{bar.value:,.{panel.digits}f}", va="center", fontsize=9)
+    axes.set_title(panel.title, fontsize=10)
+    axes.set_yticks(range(len(rows)), list(rows))
+    axes.set_xlim(1.28 * lowest, 1.28 * highest or 1)
+    axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(axis="y", length=0)
-
-
-def _values(runs: list[Result], name: str) -> list[float]:
-    return [value for run in runs if (value := getattr(run, name)) is not None]
-
-
-def _origins(runs: list[Result]) -> list[str]:
-    return list(dict.fromkeys(f"{run.machine}; {run.versions}; commit {run.commit}" for run in runs))
-
-
-def _footer(runs: list[Result]) -> str:
-    """Machine and commit, the first where there are several: the table lists all."""
-    origins = _origins(runs)
-    return origins[0] + (f"; and {len(origins) - 1} more, see results.md" if len(origins) > 1 else "")

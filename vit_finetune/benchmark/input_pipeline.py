@@ -1,6 +1,6 @@
-"""From stored 32-pixel images to 224-pixel model input: ``python -m vit_finetune.benchmark.input_pipeline``.
+"""Speed from stored 32-pixel images to 224-pixel model input: ``python -m vit_finetune.benchmark.input_pipeline``.
 
-Compares this project's path (one index operation, normalize, resize by two matrix products) with the usual one (per
+Compares this project's way (one index operation, normalize, resize by two matrix products) with the usual one (for each
 image: Pillow, bicubic resize, tensor, normalize), in images per second of CPU time.
 """
 
@@ -17,13 +17,13 @@ from vit_finetune.formatting import median_range
 from vit_finetune.model.preprocess import Preprocess
 
 SIZE = 224
-BATCH = 32  # larger results leave the heap, and then fresh pages cost more than the arithmetic
+BATCH = 32  # larger results do not fit into memory that is reused, and new pages cost more than the arithmetic
 ROUNDS = 7
 MEAN = STD = [0.5, 0.5, 0.5]
 
 
-def rate(function: Callable[[], object], repeats: int) -> float:
-    """Images per second of CPU time over all threads, for a function that makes one batch."""
+def images_per_second(function: Callable[[], object], repeats: int) -> float:
+    """Return images per second of CPU time over all threads, for a function that makes one batch."""
     start = time.process_time()
     for _ in range(repeats):
         function()
@@ -31,11 +31,10 @@ def rate(function: Callable[[], object], repeats: int) -> float:
 
 
 def measure() -> None:
-    """Prints the median rates and ratios over interleaved rounds."""
+    """Print the median speeds and ratios over alternating rounds."""
     data = Shapes(train_size=2000, batch_size=BATCH)
     data.setup("fit")
-    batch = next(iter(data.val_dataloader()))["image"]
-    images = [Image.fromarray(image.permute(1, 2, 0).numpy()) for image in batch]
+    images = [Image.fromarray(i.permute(1, 2, 0).numpy()) for i in next(iter(data.val_dataloader()))["image"]]
     one_by_one = v2.Compose(
         [
             v2.Resize(SIZE, v2.InterpolationMode.BICUBIC),
@@ -47,20 +46,20 @@ def measure() -> None:
     full, half = Preprocess((SIZE, SIZE), MEAN, STD), Preprocess((SIZE, SIZE), MEAN, STD).bfloat16()
     train = data.datasets["train"]
     positions = torch.randint(len(train), (BATCH,)).tolist()
-
-    def ours(module: Preprocess) -> torch.Tensor:
-        result: torch.Tensor = module(train.__getitems__(positions)["image"])
-        return result
-
-    rates: dict[str, list[float]] = {"Pillow, one by one": [], "ours, fp32": [], "ours, bf16": []}
+    functions: dict[str, tuple[Callable[[], object], int]] = {
+        "Pillow, one by one": (lambda: torch.stack(one_by_one(images)), 2),
+        "whole batch, fp32": (lambda: full(train.__getitems__(positions)["image"]), 20),
+        "whole batch, bf16": (lambda: half(train.__getitems__(positions)["image"]), 100),
+    }
+    speeds: dict[str, list[float]] = {name: [] for name in functions}
     with torch.inference_mode():
-        ours(full), ours(half), one_by_one(images[0])
+        for function, _ in functions.values():
+            function()  # warm-up
         for _ in range(ROUNDS):
-            rates["Pillow, one by one"].append(rate(lambda: torch.stack(one_by_one(images)), 2))
-            rates["ours, fp32"].append(rate(lambda: ours(full), 20))
-            rates["ours, bf16"].append(rate(lambda: ours(half), 100))
-    base = statistics.median(rates["Pillow, one by one"])
-    for name, values in rates.items():
+            for name, (function, repeats) in functions.items():
+                speeds[name].append(images_per_second(function, repeats))
+    base = statistics.median(speeds["Pillow, one by one"])
+    for name, values in speeds.items():
         ratio = statistics.median(values) / base
         print(f"{name:20s} {median_range(values):24s} images per CPU second  ratio {ratio:.1f}")
 

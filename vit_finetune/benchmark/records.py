@@ -1,9 +1,11 @@
-"""One row for each run of a suite, read from its event files and kept in ``results.csv``."""
+"""Results of single runs, read from their event files and kept in ``results.csv``."""
 
 import csv
 import os
+import platform
 import statistics
 import subprocess
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -11,38 +13,38 @@ from typing import Any
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 import vit_finetune
-from vit_finetune import environment
+from vit_finetune import environment, runs
 
 PACKAGES = ("python", "vit_finetune", "torch", "lightning", "timm")
 
 
 @dataclass(frozen=True)
 class Result:
-    """A run.
+    """Result of one run.
 
     Attributes:
         variant: Name.
-        seed: Of ``--seed_everything``.
+        seed: Value of ``--seed_everything``.
         repeat: Counted from 0.
-        status: ``done``, ``skipped`` (this machine cannot run it) or ``failed``.
-        reason: Why it was skipped or failed.
-        seconds: From the start of the process of ``fit`` to its end.
-        train_seconds: From the first step to the last, with validation.
-        first_step_seconds: Compilation and other warm-up is in it.
-        images_per_second: Steady state: median over logging intervals, the first left out.
-        tflops: 1e12 floating-point operations a second and device, in steady state.
-        mfu: That as a share of the device's peak; ``None`` where it is not known.
-        data_time_fraction: Share of the steady time in which training waited for data.
-        peak_memory_gb: Allocated on a GPU; resident in the first process, libraries included, on a CPU.
-        forecast_gb: See :mod:`vit_finetune.model.memory`; without libraries.
-        val_acc: The best epoch's.
+        status: ``done``, ``skipped`` (not possible on this machine) or ``failed``.
+        reason: Why the run was skipped or failed.
+        seconds: Duration of the process of ``fit``.
+        train_seconds: From the first to the last step, including validation.
+        first_step_seconds: Duration of the first step, including compilation and other warm-up.
+        images_per_second: In steady state: median over logging intervals, without the first.
+        tflops: 1e12 floating-point operations per second and device, in steady state.
+        mfu: Fraction of the device's peak; ``None`` where the peak is unknown.
+        data_time_fraction: Fraction of the time that training waited for data, in steady state.
+        peak_memory_gb: Allocated on a GPU; resident in the first process, including libraries, on a CPU.
+        forecast_gb: Predicted memory without libraries, see :mod:`vit_finetune.model.memory`.
+        val_acc: Of the best epoch.
         test_acc: With the weights of that epoch.
         run: Folder of the run.
         options: Hash of all options of the variant.
-        date: When it was begun.
+        date: Start of the run.
         machine: Processor and GPUs.
-        versions: Of what matters for speed.
-        commit: Of the project; ends with -dirty where files were changed.
+        versions: Versions of the packages that affect speed.
+        commit: Commit of the project; ends with -dirty if files were changed.
     """
 
     variant: str
@@ -70,29 +72,34 @@ class Result:
 
     @property
     def key(self) -> tuple[str, int, int]:
-        """What tells a run from the others of its suite."""
+        """Identify the run within its suite."""
         return self.variant, self.seed, self.repeat
 
     @property
     def outcome(self) -> str:
-        """A few words for the terminal."""
+        """Summarize the result for the terminal."""
         return f"{self.seconds:.1f} s" if self.seconds is not None else f"{self.status}: {self.reason}"
+
+    @property
+    def origin(self) -> str:
+        """Machine, versions and commit on one line."""
+        return f"{self.machine}; {self.versions}; commit {self.commit}"
 
 
 def load(path: Path) -> list[Result]:
-    """Reads ``results.csv``; nothing where there is none.
+    """Read ``results.csv``; return an empty list if it does not exist.
 
     Raises:
-        MisconfigurationException: The table is not one of these.
+        MisconfigurationException: The columns differ from those of :class:`Result`.
     """
     if not path.exists():
         return []
-    kinds = {field.name: field.type for field in fields(Result)}
+    types = {field.name: field.type for field in fields(Result)}
     with path.open(encoding="utf-8", newline="") as file:
         table = csv.DictReader(file)
-        if table.fieldnames != list(kinds):
-            raise MisconfigurationException(f"{path} has other columns than this version writes. Move it away.")
-        return [Result(**{name: _value(text, kinds[name]) for name, text in row.items()}) for row in table]
+        if table.fieldnames != list(types):
+            raise MisconfigurationException(f"{path} has other columns than this version writes. Move the file away.")
+        return [Result(**{name: _value(text, types[name]) for name, text in row.items()}) for row in table]
 
 
 def _value(text: str, kind: Any) -> Any:
@@ -103,66 +110,66 @@ def _value(text: str, kind: Any) -> Any:
     return float(text) if text else None
 
 
-def store(path: Path, results: list[Result]) -> None:
-    """Writes ``results.csv``, whole or not at all."""
+def store(path: Path, results: Iterable[Result]) -> None:
+    """Write ``results.csv``."""
+    write_csv(path, [field.name for field in fields(Result)], map(vars, results))
+
+
+def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, object]]) -> None:
+    """Write a table atomically: a file that exists is replaced completely or stays as it is."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")
     with part.open("w", encoding="utf-8", newline="") as file:
-        table = csv.DictWriter(file, [field.name for field in fields(Result)])
+        table = csv.DictWriter(file, columns)
         table.writeheader()
-        table.writerows(vars(result) for result in results)
+        table.writerows(rows)
     os.replace(part, path)
 
 
-def read_run(folder: Path) -> dict[str, Any]:
-    """Takes the measured values out of the event files of a run."""
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+def read_run(folder: Path) -> dict[str, float | None]:
+    """Read the measured attributes of :class:`Result` from the event files of a run."""
+    points = {tag: [point.value for point in curve] for tag, curve in runs.read_scalars(folder).items()}
 
-    events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
-    events.Reload()
-
-    def points(tag: str) -> list[float]:
-        return [event.value for event in events.Scalars(tag)] if tag in events.Tags()["scalars"] else []
+    def highest(tag: str) -> float | None:
+        return max(points.get(tag, []), default=None)
 
     def steady(tag: str) -> float | None:
-        values = points(tag)
+        values = points.get(tag, [])
         return statistics.median(values[1:] or values) if values else None
 
     return {
-        "train_seconds": max(points("train/seconds"), default=None),
-        "first_step_seconds": max(points("train/first_step_seconds"), default=None),
+        "train_seconds": highest("train/seconds"),
+        "first_step_seconds": highest("train/first_step_seconds"),
         "images_per_second": steady("train/images_per_second"),
         "tflops": steady("train/tflops"),
         "mfu": steady("train/mfu"),
         "data_time_fraction": steady("train/data_time_fraction"),
-        "peak_memory_gb": max(points("train/peak_memory_gb"), default=None),
-        "forecast_gb": max(points("memory/forecast_gb"), default=None),
-        "val_acc": max(points("val/acc"), default=None),
-        "test_acc": max(points("test/acc"), default=None),
+        "peak_memory_gb": highest("train/peak_memory_gb"),
+        "forecast_gb": highest("memory/forecast_gb"),
+        "val_acc": highest("val/acc"),
+        "test_acc": highest("test/acc"),
     }
 
 
 def origin() -> dict[str, Any]:
-    """Machine, versions and commit."""
+    """Return the attributes ``machine``, ``versions`` and ``commit`` of :class:`Result`."""
     facts = environment.facts()
     return {
         "machine": f"{_processor()}, {facts['cpu']}; GPU {facts['gpu']}",
         "versions": ", ".join(f"{name} {facts[name]}" for name in PACKAGES),
-        "commit": commit(),
+        "commit": _commit(),
     }
 
 
 def _processor() -> str:
-    import platform
-
     info = Path("/proc/cpuinfo")
     lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor() or platform.machine()
 
 
-def commit() -> str:
-    """The commit of the project's own repository, ``unknown`` where it is installed without one."""
+def _commit() -> str:
+    """Return the commit of the project's own repository, ``unknown`` if it is installed without one."""
     root = Path(vit_finetune.__file__).parent.parent
     command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--exclude=*"]
     if not (root / ".git").exists():

@@ -1,4 +1,4 @@
-"""A suite file: which configurations are compared, and how often each is run.
+"""Suite files: the configurations to compare, and the number of runs of each.
 
 ::
 
@@ -9,13 +9,13 @@
       - name: 32-true
         options: {trainer.precision: 32-true}
       - name: bf16-mixed
-        extends: 32-true           # files and options of that variant, and more
+        extends: 32-true             # starts from the files and options of that variant
         options: {trainer.precision: bf16-mixed}
       - name: fine-tuned
-        weights_from: bf16-mixed     # fit --model.weights, the best checkpoint of that variant
+        weights_from: bf16-mixed     # fit --model.weights with the best checkpoint of that variant
         seeds: [0, 1, 2]
 
-A variant without ``extends`` builds on nothing but what stands at the top, and is compared with the variant before it.
+A variant without ``extends`` starts from the options at the top, and is compared with the variant before it.
 """
 
 import difflib
@@ -32,24 +32,23 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 COMMON = {"config": list, "options": dict, "epochs": int, "seeds": list, "repeats": int}
 SUITE = {**COMMON, "variants": list}
 VARIANT = {**COMMON, "name": str, "extends": str, "weights_from": str}
-WORDS = {list: "a list", dict: "names with values", int: "a whole number", str: "text"}
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One configuration.
+    """One configuration of a suite.
 
     Attributes:
-        name: Of the variant.
-        words: What makes it, after ``python -m vit_finetune fit``; later words win, files and options alike.
-        seeds: For ``--seed_everything``.
-        repeats: Runs of each seed.
-        compared_with: The variant that it is set against, ``None`` for the first.
-        weights_from: The variant whose best weights it starts from.
+        name: Unique within the suite.
+        args: Arguments of ``python -m vit_finetune fit``; later ones override earlier ones, files and options alike.
+        seeds: Values of ``--seed_everything``.
+        repeats: Number of runs per seed.
+        compared_with: Name of the variant that results are compared with; ``None`` for the first variant.
+        weights_from: Name of the variant whose best weights this one starts from.
     """
 
     name: str
-    words: tuple[str, ...] = ()
+    args: tuple[str, ...] = ()
     seeds: tuple[int, ...] = (0,)
     repeats: int = 1
     compared_with: str | None = None
@@ -66,7 +65,7 @@ class Run:
 
 
 def schedule(variants: list[Variant]) -> Iterator[Run]:
-    """Yields all runs round by round, each variant once a round, so that a machine that gets slower slows all alike."""
+    """Yield all runs in rounds with each variant once per round, so that a change in machine load affects all alike."""
     for repeat in range(max(variant.repeats for variant in variants)):
         for number in range(max(len(variant.seeds) for variant in variants)):
             for variant in variants:
@@ -75,20 +74,22 @@ def schedule(variants: list[Variant]) -> Iterator[Run]:
 
 
 def read(path: Path) -> list[Variant]:
-    """Reads a suite file.
+    """Read a suite file.
 
     Raises:
-        MisconfigurationException: It has a mistake; the message names the place and what is allowed there.
+        MisconfigurationException: The file is not a valid suite; the message names the place and what is expected.
     """
     if not path.is_file():
-        raise MisconfigurationException(f"--suite {path}: no such file. The project's own are in configs/benchmark/.")
+        raise MisconfigurationException(
+            f"--suite {path} does not exist. The project's suites are in configs/benchmark/."
+        )
     try:
         suite = yaml.safe_load(path.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
-        raise MisconfigurationException(f"--suite {path} is no YAML: {' '.join(str(error).split())}") from error
+        raise MisconfigurationException(f"--suite {path} is not valid YAML: {' '.join(str(error).split())}") from error
     _check(suite, SUITE, str(path))
     if not suite.get("variants"):
-        raise MisconfigurationException(f"{path}: no variants. Give a list of them, each with a name.")
+        raise MisconfigurationException(f"{path} has no variants; expected a list of variants, each with a name.")
     variants: dict[str, Variant] = {}
     for number, entry in enumerate(suite["variants"], 1):
         where = f"{path}, variant {number}"
@@ -102,20 +103,16 @@ def _variant(
     suite: dict[str, Any], entry: dict[str, Any], before: dict[str, Variant], where: str, folder: Path
 ) -> Variant:
     if not entry.get("name") or entry["name"] in before:
-        raise MisconfigurationException(
-            f"{where}: each variant needs a name of its own; this one has {entry.get('name')!r}."
-        )
+        raise MisconfigurationException(f"{where}: name is {entry.get('name')!r}; expected a unique, non-empty name.")
     for key in ("extends", "weights_from"):
         if key in entry and entry[key] not in before:
-            names = ", ".join(before) or "none, this is the first"
-            raise MisconfigurationException(
-                f"{where}: {key} {entry[key]!r} is no variant before it. Those are: {names}."
-            )
+            names = ", ".join(before) or "none, this is the first variant"
+            raise MisconfigurationException(f"{where}: {key} is {entry[key]!r}; expected an earlier variant: {names}.")
     base = before.get(entry.get("extends", ""))
     both = {**suite, **entry}
     return Variant(
         name=entry["name"],
-        words=(base.words if base else _words(suite, where, folder)) + _words(entry, where, folder),
+        args=(base.args if base else _args(suite, where, folder)) + _args(entry, where, folder),
         seeds=tuple(both.get("seeds", [0])),
         repeats=both.get("repeats", 1),
         compared_with=entry.get("extends", list(before)[-1] if before else None),
@@ -123,12 +120,14 @@ def _variant(
     )
 
 
-def _words(entry: dict[str, Any], where: str, folder: Path) -> tuple[str, ...]:
-    """Files and options that an entry itself names."""
+def _args(entry: dict[str, Any], where: str, folder: Path) -> tuple[str, ...]:
+    """Return the arguments of ``fit`` for the files and options of one entry."""
     files = [Path(os.path.relpath(folder / file)) for file in entry.get("config", [])]
     for file in files:
         if not file.is_file():
-            raise MisconfigurationException(f"{where}: config {file}: no such file. Paths start at the suite's folder.")
+            raise MisconfigurationException(
+                f"{where}: config {file} does not exist. Paths are relative to the suite file."
+            )
     epochs = {"trainer.max_epochs": entry["epochs"]} if "epochs" in entry else {}
     options = {**epochs, **entry.get("options", {})}
     return (
@@ -137,18 +136,19 @@ def _words(entry: dict[str, Any], where: str, folder: Path) -> tuple[str, ...]:
     )
 
 
-def _check(entry: Any, kinds: dict[str, type], where: str) -> None:
-    """Refuses unknown keys and values of the wrong kind."""
+def _check(entry: Any, types: dict[str, type], where: str) -> None:
+    """Reject unknown keys and values of the wrong type."""
     if not isinstance(entry, dict):
-        raise MisconfigurationException(f"{where}: {entry!r} is not a set of keys. Allowed: {', '.join(kinds)}.")
+        raise MisconfigurationException(f"{where}: {entry!r} is not a mapping; expected the keys {', '.join(types)}.")
     for key, value in entry.items():
-        if key not in kinds:
-            near = difflib.get_close_matches(str(key), kinds, 1)
-            similar = f" Similar: {near[0]}." if near else ""
-            raise MisconfigurationException(f"{where}: there is no key {key!r}. Allowed: {', '.join(kinds)}.{similar}")
-        if type(value) is not kinds[key]:
-            raise MisconfigurationException(f"{where}: {key} is {value!r}; it must be {WORDS[kinds[key]]}.")
-    if entry.get("repeats", 1) < 1 or entry.get("epochs", 1) < 1:
-        raise MisconfigurationException(f"{where}: repeats and epochs must be at least 1.")
+        if key not in types:
+            near = difflib.get_close_matches(str(key), types, 1)
+            hint = f" Did you mean {near[0]}?" if near else ""
+            raise MisconfigurationException(f"{where}: unrecognized key {key!r}. Allowed: {', '.join(types)}.{hint}")
+        if type(value) is not types[key]:
+            raise MisconfigurationException(f"{where}: {key} is {value!r}; expected {types[key].__name__}.")
+    for key in ("repeats", "epochs"):
+        if entry.get(key, 1) < 1:
+            raise MisconfigurationException(f"{where}: {key} is {entry[key]}; expected at least 1.")
     if not all(type(seed) is int for seed in entry.get("seeds", [0])) or entry.get("seeds") == []:
-        raise MisconfigurationException(f"{where}: seeds is {entry['seeds']!r}; it must be a list of whole numbers.")
+        raise MisconfigurationException(f"{where}: seeds is {entry['seeds']!r}; expected a non-empty list of int.")

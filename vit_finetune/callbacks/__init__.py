@@ -1,5 +1,6 @@
-"""Callbacks that every run has, and those that can be added."""
+"""Callbacks of every run, and optional ones."""
 
+from vit_finetune.callbacks.model_summary import ModelSummary
 from vit_finetune.callbacks.prediction_writer import PredictionWriter
 from vit_finetune.callbacks.progress import LineProgressBar, progress_bar
 from vit_finetune.callbacks.projector import Projector
@@ -12,6 +13,7 @@ from vit_finetune.callbacks.throughput import MemoryForecast, ThroughputLogger
 __all__ = [
     "LineProgressBar",
     "MemoryForecast",
+    "ModelSummary",
     "PredictionWriter",
     "Projector",
     "ResumeCheckpoint",

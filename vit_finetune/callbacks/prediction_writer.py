@@ -1,8 +1,7 @@
-"""The tables that ``predict`` leaves behind."""
+"""Tables of predictions that ``predict`` writes."""
 
 import csv
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,101 +9,121 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import BasePredictionWriter
 from torch import Tensor
+from typing_extensions import override
 
 from vit_finetune.data.datasets import Batch
+from vit_finetune.errors import require
+from vit_finetune.formatting import free_path
+from vit_finetune.module import ViTClassifier
 
-Answers = tuple[Tensor, Tensor, Tensor]
-"""Position in the set int64 ``(B,)``; the largest probabilities float32 ``(B, k)``; their classes int64 ``(B, k)``."""
+SUFFIXES = (".csv", ".jsonl")
+
+
+class TopK(NamedTuple):
+    """Most probable classes of a batch."""
+
+    position: Tensor
+    """Position in the dataset, int64 ``(B,)``; -1 for padding samples."""
+    probability: Tensor
+    """float32 ``(B, k)``, in descending order."""
+    label: Tensor
+    """int64 ``(B, k)``."""
 
 
 class Row(NamedTuple):
-    """What is known about one image: its classes, the most probable first, or why it cannot be read."""
+    """Prediction for one image: classes in order of probability, or the reason why the file cannot be read."""
 
     path: str
     top: list[tuple[str, float]]
     error: str | None
 
 
-class PredictionWriter(Callback):
-    """Writes a table and JSON lines: each image has one row, in the order of the data, on any number of processes.
+class PredictionWriter(BasePredictionWriter):
+    """Write predictions as CSV and as JSON lines: one row per image, in the order of the data.
 
-    The table has the columns ``path``, ``class``, ``probability``, then ``class_2``, ``probability_2`` and so on, and
-    ``error``, which says why a file could not be read. The JSON lines hold the same as ``path``, ``class``,
-    ``probability``, ``top`` and ``error``. Both are UTF-8; bytes in a name that are no text are written as escapes.
+    The CSV has the columns ``path``, ``class``, ``probability``, then ``class_2``, ``probability_2`` and so on, and
+    ``error``, the reason why a file cannot be read. The JSON lines have the keys ``path``, ``class``, ``probability``,
+    ``top`` and ``error``. Both files are UTF-8; bytes of file names that are not text are escaped.
 
     Args:
-        top_k: How many classes a row tells, the most probable first; all of them if there are fewer.
-        path: Where to write the table, for example answers.csv; the JSON lines get the same name with .jsonl. By
-            default predictions.csv in the run's folder, or predictions-1.csv and so on if there is one already.
+        top_k: Number of classes per row, the most probable first; all classes if there are fewer.
+        path: CSV file to write, for example predictions.csv; the JSON lines have the same name with .jsonl. By default
+            predictions.csv in the run folder, or predictions-1.csv and so on if it already exists.
     """
 
     def __init__(self, top_k: int = 5, path: str | None = None) -> None:
-        if top_k < 1:
-            raise MisconfigurationException(f"--predictions.top_k is {top_k}; it must be at least 1.")
+        super().__init__(write_interval="batch")
+        require("--predictions.top_k", top_k, 1)
         self.top_k = top_k
         self.stem = _stem(path) if path else None
-        if self.stem and (taken := [str(file) for file in _files(self.stem) if file.exists()]):
-            raise MisconfigurationException(f"--predictions.path {path}: there is {' and '.join(taken)} already.")
-        self._answers: list[Answers] = []
+        if self.stem and (existing := [str(file) for file in _files(self.stem) if file.exists()]):
+            raise MisconfigurationException(
+                f"--predictions.path {path}: {' and '.join(existing)} already exists; give another name."
+            )
+        self._predictions: list[TopK] = []
         self._errors: dict[int, str] = {}
 
+    @override
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Starts with an empty table."""
-        self._answers, self._errors = [], {}
+        self._predictions, self._errors = [], {}
 
-    def on_predict_batch_end(
+    @override
+    def write_on_batch_end(
         self,
         trainer: Trainer,
         pl_module: LightningModule,
-        outputs: Any,
+        prediction: dict[str, Tensor],
+        batch_indices: Any,
         batch: Batch,
         batch_idx: int,
-        dataloader_idx: int = 0,
+        dataloader_idx: int,
     ) -> None:
-        """Keeps the largest probabilities of the batch."""
-        top = outputs["probability"].topk(min(self.top_k, outputs["probability"].shape[1]))
-        self._answers.append((outputs["index"].cpu(), top.values.cpu(), top.indices.cpu()))
-        for index, error in zip(outputs["index"].tolist(), batch.get("error", ()), strict=False):
+        """Keep the most probable classes of the batch; the files are written when all processes are done."""
+        index, probability = prediction["index"].cpu(), prediction["probability"]
+        top = probability.topk(min(self.top_k, probability.shape[1]))
+        self._predictions.append(TopK(index, top.values.cpu(), top.indices.cpu()))
+        for position, error in zip(index.tolist(), batch.get("error", ()), strict=False):
             if error is not None:
-                self._errors[index] = error
+                self._errors[position] = error
 
+    @override
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Gathers the answers of all processes and writes them in order."""
-        answers, errors = self._answers, self._errors
+        """Gather the predictions of all processes and write them in order."""
+        assert isinstance(pl_module, ViTClassifier)
+        predictions, errors = self._predictions, self._errors
         if trainer.world_size > 1:
             parts: list[Any] = [None] * trainer.world_size
-            dist.all_gather_object(parts, (answers, errors))
-            answers = [answer for part, _ in parts for answer in part]
-            errors = {index: error for _, part in parts for index, error in part.items()}
-        folder = Path(trainer.log_dir or ".")  # asks all processes, so outside the condition
+            dist.all_gather_object(parts, (predictions, errors))
+            predictions = [batch for part, _ in parts for batch in part]
+            errors = {position: error for _, part in parts for position, error in part.items()}
+        folder = Path(trainer.log_dir or ".")  # log_dir is broadcast, so all processes have to ask for it
         if trainer.is_global_zero:
-            names = trainer.datamodule.datasets["predict"].names  # type: ignore[attr-defined]
-            rows = list(_rows(answers, errors, names, pl_module.class_names or []))  # type: ignore[arg-type]
-            files = write_tables(self.stem or _free_stem(folder / "predictions"), rows)
-            unread = f", {len(errors)} of them unreadable" if errors else ""
-            print(f"predictions  {len(rows)} images{unread}  {'  '.join(map(_text, files))}", flush=True)
+            loader: Any = trainer.predict_dataloaders
+            rows = list(_rows(predictions, errors, loader.dataset.names, pl_module.class_names or []))
+            files = write_tables(self.stem or free_path(folder / "predictions", SUFFIXES), rows)
+            unreadable = f", {len(errors)} of them unreadable" if errors else ""
+            print(f"predictions  {len(rows)} images{unreadable}  {'  '.join(map(_text, files))}", flush=True)
 
 
-def _rows(answers: list[Answers], errors: dict[int, str], names: list[str], classes: list[str]) -> Iterator[Row]:
-    """Puts the answers in the order of the data, without fillers, and each image once."""
-    if not answers:  # --trainer.limit_predict_batches 0
-        return
-    index, values, labels = (torch.cat(column) for column in zip(*answers, strict=True))
-    shown = [name.encode(errors="surrogateescape").decode(errors="backslashreplace") for name in classes]
+def _rows(predictions: list[TopK], errors: dict[int, str], names: list[str], classes: list[str]) -> Iterator[Row]:
+    """Yield each image once, in the order of the data, without padding samples."""
+    positions, probability, label = (torch.cat(column) for column in zip(*predictions, strict=True))
+    shown = [_text(name) for name in classes]
     last = -1
-    for row in index.argsort(stable=True).tolist():
-        position = int(index[row])
+    for row in positions.argsort(stable=True).tolist():
+        position = int(positions[row])
         if position > last:
             last = position
             error = errors.get(position)
-            top = [] if error else [(shown[c], p) for c, p in zip(labels[row], values[row].tolist(), strict=True)]
-            yield Row(_text(names[position]), top, error)
+            best = zip(label[row].tolist(), probability[row].tolist(), strict=True)
+            yield Row(_text(names[position]), [] if error else [(shown[c], p) for c, p in best], error)
 
 
 def write_tables(stem: Path, rows: list[Row]) -> tuple[Path, Path]:
-    """Writes ``stem.csv`` and ``stem.jsonl``, probabilities with six digits behind the point; returns the two."""
+    """Write ``stem.csv`` and ``stem.jsonl``, probabilities with six decimal places; return the two paths."""
     table, lines = _files(stem)
     table.parent.mkdir(parents=True, exist_ok=True)
     columns = max((len(row.top) for row in rows), default=0)
@@ -124,22 +143,16 @@ def write_tables(stem: Path, rows: list[Row]) -> tuple[Path, Path]:
     return table, lines
 
 
-def _text(path: str | Path) -> str:
-    return os.fsencode(path).decode(errors="backslashreplace")
+def _text(name: str | Path) -> str:
+    """Escape bytes of a file or class name that are not text."""
+    return str(name).encode(errors="surrogateescape").decode(errors="backslashreplace")
 
 
 def _files(stem: Path) -> tuple[Path, Path]:
-    return stem.with_name(f"{stem.name}.csv"), stem.with_name(f"{stem.name}.jsonl")
+    csv_suffix, jsonl_suffix = SUFFIXES
+    return stem.with_name(stem.name + csv_suffix), stem.with_name(stem.name + jsonl_suffix)
 
 
 def _stem(path: str) -> Path:
-    asked = Path(path)
-    return asked.with_suffix("") if asked.suffix.lower() in (".csv", ".jsonl") else asked
-
-
-def _free_stem(stem: Path) -> Path:
-    free, number = stem, 0
-    while any(file.exists() for file in _files(free)):
-        number += 1
-        free = stem.with_name(f"{stem.name}-{number}")
-    return free
+    given = Path(path)
+    return given.with_suffix("") if given.suffix.lower() in SUFFIXES else given

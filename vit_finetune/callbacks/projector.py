@@ -1,113 +1,59 @@
-"""The test images as points: TensorBoard's embedding projector."""
+"""Test images as points in TensorBoard's embedding projector."""
 
 from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.loggers import TensorBoardLogger
-from torch import Tensor
+from torch.nn.functional import interpolate
+from typing_extensions import override
 
-from vit_finetune.data.datasets import Batch
+from vit_finetune.callbacks.tensorboard import tensorboard_loggers
+from vit_finetune.errors import require
 from vit_finetune.evaluation.metrics import PredictionCollector
-from vit_finetune.formatting import one_line
-
-MOST_IMAGES = 2000
-SIDE = 32  # pixels of an image in the projector
-COMPONENTS = 50  # principal components that are kept: the file stays small and what tells classes apart is among them
+from vit_finetune.formatting import free_path, one_line
 
 
 class Projector(Callback):
-    """With ``test``: what the network knows of the images, as points that lie close where it sees them alike.
-
-    The points are the input of the head, reduced to their 50 principal components, with thumbnails, true and predicted
-    classes and paths. Tab PROJECTOR of TensorBoard turns them around and runs PCA, t-SNE and UMAP on them.
+    """Show test images in TensorBoard's tab PROJECTOR: the inputs of the head, reduced to 50 principal components.
 
     Args:
-        images: Show up to so many test images, evenly chosen, at most 2000; 0 for none. 500 take about 1 MB.
+        images: Number of test images, evenly spaced over the test set, at most 2000; 0 for none. 500 take about 1 MB.
     """
 
     def __init__(self, images: int = 0) -> None:
-        if not 0 <= images <= MOST_IMAGES:
-            raise MisconfigurationException(f"--projector.images is {images}; it must be between 0 and {MOST_IMAGES}.")
         self.images = images
+        require("--projector.images", images, 0, 2000)
 
+    @override
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Starts to listen at the head."""
         from vit_finetune.model import vit
 
         net: Any = pl_module.net
-        self._seen: list[Tensor] = []
-        self._outputs = PredictionCollector().to(pl_module.device)
-        head = net.get_submodule(vit.head_names(net)[0])
-        self._hook = head.register_forward_pre_hook(lambda module, args: self._seen.append(args[0]))
+        self._features: list[torch.Tensor] = []
+        self._collected, head = PredictionCollector().to(pl_module.device), net.get_submodule(vit.head_names(net)[0])
+        self._hook = head.register_forward_pre_hook(lambda module, args: self._features.append(args[0]))
 
-    def on_test_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Batch,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        """Keeps what came by, fillers left out."""
-        features = self._seen.pop()[batch["index"] >= 0].float()
-        self._outputs.update(torch.cat([features, outputs["logits"]], 1), outputs["labels"], outputs["index"])
+    @override
+    def on_test_batch_end(self, trainer: Any, pl_module: LightningModule, outputs: Any, batch: Any, *_: Any) -> None:
+        features = self._features.pop()[batch["index"] >= 0].float()  # without padding samples
+        self._collected.update(torch.cat([features, outputs["logits"]], 1), outputs["labels"], outputs["index"])
 
+    @override
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Gathers from all processes; the first one writes beside the event file."""
         self._hook.remove()
-        together, labels, index = self._outputs.compute()
-        if not trainer.is_global_zero or trainer.fast_dev_run:  # type: ignore[attr-defined]
+        columns, labels, index = (values.cpu() for values in self._collected.compute())
+        if not trainer.is_global_zero:
             return
-        names: Any = pl_module.class_names
-        chosen = torch.linspace(0, len(index) - 1, min(self.images, len(index)), device=index.device).round().long()
-        together, labels, index = (values[chosen].cpu() for values in (together, labels, index))
-        features, logits = together[:, : -len(names)], together[:, -len(names) :]
-        images: Any = trainer.test_dataloaders.dataset  # type: ignore[union-attr]
-        rows = [
-            [one_line(text).replace("\t", " ") for text in (names[label], names[guess], images.names[position])]
-            for label, guess, position in zip(labels.tolist(), logits.argmax(1).tolist(), index.tolist(), strict=True)
-        ]
-        thumbnails = torch.stack([_thumbnail(images.images_at(position[None])) for position in index])
-        for logger in trainer.loggers:
-            if isinstance(logger, TensorBoardLogger):
-                logger.experiment.add_embedding(
-                    principal_components(features, COMPONENTS),
-                    metadata=rows,
-                    label_img=thumbnails,
-                    global_step=trainer.global_step,
-                    tag=_free_tag(Path(logger.log_dir), trainer.global_step),
-                    metadata_header=["true", "predicted", "path"],
-                )
-
-
-def principal_components(features: Tensor, count: int) -> Tensor:
-    """Turns points so that most of their spread lies along the first axes, and keeps those.
-
-    Args:
-        features: float32, shape ``(N, D)``.
-        count: Axes to keep, if there are as many.
-
-    Returns:
-        float32, shape ``(N, min(count, N, D))``: distances between points are kept but for what the other axes held.
-    """
-    centerd = features - features.mean(0)
-    axes: Tensor = torch.linalg.svd(centerd, full_matrices=False).Vh[:count]
-    return centerd @ axes.T
-
-
-def _thumbnail(images: Tensor) -> Tensor:
-    """Shrinks or enlarges uint8 ``(1, 3, H, W)`` to float32 ``(3, 32, 32)`` on a 0-1 scale."""
-    small = torch.nn.functional.interpolate(images.float() / 255, (SIDE, SIDE), mode="bilinear", antialias=True)
-    return small[0]
-
-
-def _free_tag(run: Path, step: int) -> str:
-    """Folder names of the projector are ``<step>/<tag>``; an older one is kept."""
-    number = 0
-    while (run / f"{step:05d}" / (tag := f"test-{number}" if number else "test")).exists():
-        number += 1
-    return tag
+        rows = torch.linspace(0, len(index) - 1, min(self.images, len(index))).round().long()
+        names, step, loader = pl_module.hparams["class_names"], trainer.global_step, trainer.test_dataloaders
+        index, dataset = index[rows], loader.dataset  # type: ignore[union-attr]
+        features, logits = columns[rows].tensor_split([-len(names)], 1)
+        each = zip(labels[rows], logits.argmax(1), index, strict=True)
+        texts = [[one_line(text) for text in (names[t], names[p], dataset.names[i])] for t, p, i in each]
+        left, singular, _ = torch.linalg.svd(features - features.mean(0), full_matrices=False)
+        points, header = (left * singular)[:, :50], ["true", "predicted", "path"]
+        images = interpolate(dataset.images_at(index), (32, 32), mode="bilinear", antialias=True) / 255
+        for logger in tensorboard_loggers(trainer):
+            tag = free_path(Path(logger.log_dir) / f"{step:05d}" / "test").name  # keep the points of an earlier test
+            logger.experiment.add_embedding(points, texts, images, step, tag, header)

@@ -1,79 +1,71 @@
-"""The report that ``test`` leaves behind."""
+"""Report that ``test`` writes."""
 
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.loggers import TensorBoardLogger
+from typing_extensions import override
 
+from vit_finetune.callbacks.tensorboard import tensorboard_loggers
 from vit_finetune.data.datasets import Batch, ImageDataset
 from vit_finetune.evaluation.metrics import PredictionCollector
 from vit_finetune.formatting import free_path
+from vit_finetune.module import ViTClassifier
 
 
 class TestReport(Callback):
-    """Prints the figures of a test and saves them, with charts, in the run's folder and in TensorBoard.
+    """Print the metrics of a test; save them with charts in the run folder and in TensorBoard.
 
-    The folder is ``test-report``: ``report.json``, ``report.md``, ``confusion.png``, ``reliability.png`` and, if there
-    are mistakes, ``mistakes.png``. An older report is kept; the new one then gets a number. On several processes it is
-    the report of all images, each counted once.
+    The folder is ``test-report``, or ``test-report-1`` and so on if it already exists: ``report.json``, ``report.md``,
+    ``confusion.png``, ``reliability.png`` and, if there are mistakes, ``mistakes.png``. With several processes,
+    it covers the images of all of them, each once.
     """
 
-    __test__ = False  # the name is no test's
+    __test__ = False  # not a test class of pytest
 
+    @override
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Starts with no answers."""
-        self._outputs = PredictionCollector().to(pl_module.device)
+        self._collected = PredictionCollector().to(pl_module.device)
 
+    @override
     def on_test_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Batch,
-        batch_idx: int,
-        dataloader_idx: int = 0,
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Batch, *_: int
     ) -> None:
-        """Keeps logits, labels and positions."""
-        self._outputs.update(**outputs)
+        self._collected.update(**outputs)
 
+    @override
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Gathers the answers of all processes; the first one writes."""
+        """Gather the predictions of all processes and write the report on the first one."""
+        from vit_finetune.evaluation import report_writer
         from vit_finetune.evaluation.report import Report
-        from vit_finetune.evaluation.report_writer import terminal
 
-        logits, labels, index = self._outputs.compute()
-        folder = Path(trainer.log_dir or ".")  # asks all processes, so outside the condition
+        assert isinstance(pl_module, ViTClassifier)
+        logits, labels, index = self._collected.compute()
+        folder = Path(trainer.log_dir or ".")  # log_dir is broadcast, so all processes have to ask for it
         if not trainer.is_global_zero:
             return
         dataset: ImageDataset = trainer.test_dataloaders.dataset  # type: ignore[union-attr]
-        report = Report.from_logits(
-            logits,
-            labels,
-            pl_module.class_names,  # type: ignore[arg-type]
-            pl_module.temperature,  # type: ignore[arg-type]
-            paths=[dataset.names[i] for i in index.tolist()],
-            about=_about(trainer),
-        )
+        paths = [dataset.names[i] for i in index.tolist()]
+        names, temperature = pl_module.class_names or [], pl_module.temperature
+        report = Report.from_logits(logits, labels, names, temperature, paths, about=_about(trainer))
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
-            print(terminal(report), flush=True)
+            print(report_writer.terminal(report), flush=True)
             return
-        worst = index[[mistake.index for mistake in report.mistakes]].cpu()
-        images = [dataset.images_at(position[None])[0] for position in worst]
+        positions = index[[mistake.index for mistake in report.mistakes]].cpu()
+        images = [dataset.images_at(position[None])[0] for position in positions]
         folder = free_path(folder / "test-report")
-        charts = report.save(folder, images)
-        for logger in trainer.loggers:
-            if isinstance(logger, TensorBoardLogger):
-                logger.log_metrics(report.scalars(), trainer.global_step)
-                for name, figure in charts.items():
-                    logger.experiment.add_figure(f"test/{name}", figure, trainer.global_step)
-        # Last: where the reader of a pipe has gone, the files are there.
-        print(f"{terminal(report)}\nreport  {folder}", flush=True)
+        charts = report_writer.save(report, folder, images)
+        for logger in tensorboard_loggers(trainer):
+            logger.log_metrics(report.scalars(), trainer.global_step)
+            for name, figure in charts.items():
+                logger.experiment.add_figure(f"test/{name}", figure, trainer.global_step)
+        # Print last: if the reader of a pipe has exited, the files are complete.
+        print(f"{report_writer.terminal(report)}\nreport  {folder}", flush=True)
 
 
 def _about(trainer: Trainer) -> dict[str, str]:
-    data: Any = getattr(trainer, "datamodule", None)
     about = {"checkpoint": str(trainer.ckpt_path or "none"), "precision": str(trainer.precision)}
+    data = getattr(trainer, "datamodule", None)
     if data is not None:
         root = f", {data.root}" if hasattr(data, "root") else ""
         about["data"] = f"{type(data).__name__}{root}"

@@ -1,1 +1,1 @@
-"""The command line."""
+"""Command line: options, checks before a run, and commands."""

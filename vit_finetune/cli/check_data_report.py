@@ -1,4 +1,4 @@
-"""What a look through a dataset found, for the terminal and as files."""
+"""Report of a dataset check, for the terminal and as files."""
 
 import json
 from pathlib import Path
@@ -8,13 +8,13 @@ import numpy as np
 from vit_finetune.cli.check_data import DataCheck, ImageRecord
 from vit_finetune.formatting import one_line, shorten
 
-SHOWN = 20  # entries of a list on a terminal; the files have all
-A_CLASS = 6  # images of a class on the contact sheet
+SHOWN = 20  # entries of a list on the terminal; report.json has all
+PER_CLASS = 6  # images of each class on the contact sheet
 SHEET = 300  # images on the contact sheet
 
 
 def terminal(found: DataCheck) -> str:
-    """Counts, sizes and findings in lines of text."""
+    """Return counts, sizes and findings as text."""
     lines = [*_count_table(found), "", _sizes(found)]
     for finding in found.findings:
         number = f" ({len(finding.details)})" if finding.details else ""
@@ -26,10 +26,10 @@ def terminal(found: DataCheck) -> str:
 
 
 def save(found: DataCheck, folder: Path) -> None:
-    """Writes ``report.json`` with everything, and ``contact-sheet.png`` with some images of each class.
+    """Write ``report.json`` with all findings, and ``contact-sheet.png`` with some images of each class.
 
     Raises:
-        FileExistsError: The folder is there already.
+        FileExistsError: The folder already exists.
     """
     from vit_finetune.evaluation.plots import image_grid, thumbnail
 
@@ -46,16 +46,16 @@ def save(found: DataCheck, folder: Path) -> None:
     chosen = choose(found)
     if chosen:
         captions = [f"{shorten(p.label, 26)}\n{one_line(p.path)}\n{p.width} x {p.height}" for p in chosen]
-        sheet = image_grid([thumbnail(found.read(image)) for image in chosen], captions, columns=A_CLASS)
+        sheet = image_grid([thumbnail(found.read(image)) for image in chosen], captions, columns=PER_CLASS)
         sheet.savefig(folder / "contact-sheet.png")
 
 
 def choose(found: DataCheck) -> list[ImageRecord]:
-    """Picks the images of the contact sheet, evenly spread over those of each class, the same in every run."""
+    """Return the images of the contact sheet, evenly spaced in each class and the same in every run."""
     classes: dict[str, list[ImageRecord]] = {name: [] for name in _names(found)}
     for image in found.images:
         classes[image.label].append(image)
-    most = max(1, min(A_CLASS, SHEET // max(1, len(classes))))
+    most = max(1, min(PER_CLASS, SHEET // max(1, len(classes))))
     chosen = []
     for images in classes.values():
         places = np.linspace(0, len(images) - 1, min(most, len(images))).round().astype(int)
@@ -64,7 +64,7 @@ def choose(found: DataCheck) -> list[ImageRecord]:
 
 
 def _names(found: DataCheck) -> list[str]:
-    """The classes, and after them those that should not be there."""
+    """Return the expected classes, then unknown ones."""
     return list(dict.fromkeys([*found.class_names, *(image.label for image in found.images)]))
 
 

@@ -1,30 +1,136 @@
-"""The commands beyond those of Lightning's Trainer: each is a method, whose docstring is the command's help."""
+"""The commands: each is a method of the Trainer, whose docstring is the help of the command."""
 
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
+from typing_extensions import override
 
+from vit_finetune import environment
+from vit_finetune.cli import preflight
 from vit_finetune.data import ImageDataModule
 from vit_finetune.formatting import free_path
+from vit_finetune.model import memory
 from vit_finetune.module import ViTClassifier
 
-EXTRA_COMMANDS = ("doctor", "export", "check-data", "tune")
+
+def extra_commands() -> list[str]:
+    """Return the commands beyond those of Lightning; ``export`` only if its package has not been deleted."""
+    export = ["export"] if find_spec("vit_finetune.export") else []
+    return ["doctor", *export, "check-data", "tune"]
 
 
 class ViTTrainer(Trainer):
-    """Lightning's Trainer with more commands."""
+    """Lightning's Trainer, with all commands of this command line."""
+
+    @override
+    def fit(
+        self,
+        model: Any,
+        train_dataloaders: Any = None,
+        val_dataloaders: Any = None,
+        datamodule: Any = None,
+        ckpt_path: str | Path | None = None,
+        weights_only: bool | None = True,
+    ) -> None:
+        """Train a model and validate it after each epoch.
+
+        Args:
+            model: The model to train.
+            train_dataloaders: Training data, if there is no datamodule.
+            val_dataloaders: Validation data, if there is no datamodule.
+            datamodule: The data.
+            ckpt_path: Checkpoint to resume from: a file; best or last of the newest run; or restart, which is last if
+                torchrun or SLURM restarted this job and nothing otherwise. Default: start a new run.
+            weights_only: Load the checkpoint with torch.load(weights_only=True), which cannot run code.
+        """
+        super().fit(model, train_dataloaders, val_dataloaders, datamodule, ckpt_path, weights_only)
+
+    @override
+    def validate(
+        self,
+        model: Any = None,
+        dataloaders: Any = None,
+        ckpt_path: str | Path | None = None,
+        verbose: bool = True,
+        datamodule: Any = None,
+        weights_only: bool | None = True,
+    ) -> Any:
+        """Evaluate a trained model on the validation split.
+
+        Args:
+            model: The model to evaluate.
+            dataloaders: Validation data, if there is no datamodule.
+            ckpt_path: The checkpoint: a file, or best or last of the newest run.
+            verbose: Print the metrics.
+            datamodule: The data.
+            weights_only: Load the checkpoint with torch.load(weights_only=True), which cannot run code.
+        """
+        return super().validate(model, dataloaders, ckpt_path, verbose, datamodule, weights_only)
+
+    @override
+    def test(
+        self,
+        model: Any = None,
+        dataloaders: Any = None,
+        ckpt_path: str | Path | None = None,
+        verbose: bool = False,
+        datamodule: Any = None,
+        weights_only: bool | None = True,
+    ) -> Any:
+        """Evaluate a trained model on the test split and write a report.
+
+        Args:
+            model: The model to evaluate.
+            dataloaders: Test data, if there is no datamodule.
+            ckpt_path: The checkpoint: a file, or best or last of the newest run.
+            verbose: Print Lightning's table of metrics besides the report.
+            datamodule: The data.
+            weights_only: Load the checkpoint with torch.load(weights_only=True), which cannot run code.
+        """
+        return super().test(model, dataloaders, ckpt_path, verbose, datamodule, weights_only)
+
+    @override
+    def predict(
+        self,
+        model: Any = None,
+        dataloaders: Any = None,
+        datamodule: Any = None,
+        return_predictions: bool | None = False,
+        ckpt_path: str | Path | None = None,
+        weights_only: bool | None = True,
+    ) -> Any:
+        """Write the predictions of a trained model for each image to a CSV file.
+
+        Args:
+            model: The model.
+            dataloaders: Images, if there is no datamodule.
+            datamodule: The images.
+            return_predictions: Return the predictions too, for use from Python.
+            ckpt_path: The checkpoint: a file, or best or last of the newest run.
+            weights_only: Load the checkpoint with torch.load(weights_only=True), which cannot run code.
+        """
+        return super().predict(model, dataloaders, datamodule, return_predictions, ckpt_path, weights_only)
 
     def doctor(self, model: ViTClassifier, datamodule: ImageDataModule, ckpt_path: str | None = None) -> None:
-        """Print the machine and check a fit with these options without starting it.
+        """Describe this machine and check whether fit could run with these options.
 
         Args:
             model: The model that would be trained.
-            datamodule: The data that it would be trained on.
-            ckpt_path: The checkpoint that training would go on from.
+            datamodule: The data.
+            ckpt_path: Checkpoint to resume from.
         """
+        if not self.is_global_zero:
+            return
+        print(environment.describe(), flush=True)
+        preflight.check_fit(self, model, datamodule, Path(ckpt_path) if ckpt_path else None)
+        names = model.class_names or datamodule.class_names or range(10)  # a folder's classes are not known yet
+        forecast = memory.of_fit(self, model.config, len(names), datamodule.batch_size)
+        print(f"{'memory':13s} forecast per device: {forecast}")
+        print("fit        no problems found", flush=True)
 
     def export(
         self,
@@ -36,23 +142,23 @@ class ViTTrainer(Trainer):
         benchmark: bool = False,
         batch_sizes: tuple[int, ...] = (1, 32),
     ) -> None:
-        """Write a trained model as a file for other programs, with a model card.
+        """Export a trained model to ONNX, torch.export or timm, with a model card.
 
-        The file takes uint8 images of the size that was trained on, any number at once, and returns calibrated
-        probabilities; preprocessing, temperature and class names are inside. It is kept only if, for every validation
-        image, it gives the class that the checkpoint gives, and probabilities within 1e-4. All of this runs in
-        float32 on the CPU.
+        The exported model takes batches of uint8 images of the training size and returns calibrated probabilities;
+        preprocessing, temperature and class names are included. The export is verified on every validation image
+        in float32 on the CPU: it is kept only if it predicts the same class as the checkpoint, with probabilities
+        that differ by less than 1e-4.
 
         Args:
-            model: The model that was trained.
+            model: The trained model.
             datamodule: The data whose validation images are compared.
-            ckpt_path: What to export: best or last of the newest run, or a file.
-            format: onnx for onnxruntime and others; torch_export for torch.export.load; timm for timm.create_model,
-                the bare network with the rest in its config.json.
-            output: Folder to make. By default in the run's folder export, named after checkpoint and format.
-            benchmark: Measure speed on this machine too: the checkpoint, compiled where there is a C++ compiler, and
-                the file.
-            batch_sizes: Images at once in the benchmark.
+            ckpt_path: The checkpoint: a file, or best or last of the newest run.
+            format: onnx for ONNX Runtime and others; torch_export for torch.export.load; timm for timm.create_model
+                (only the network; preprocessing, temperature and class names are in its config.json).
+            output: Folder to create. Default: export/ in the run folder, named after checkpoint and format.
+            benchmark: Measure latency and throughput on this machine too, of the checkpoint and of the export. The
+                checkpoint is compiled if there is a C++ compiler.
+            batch_sizes: Batch sizes of the benchmark.
         """
         from vit_finetune.export.export import export
 
@@ -68,20 +174,20 @@ class ViTTrainer(Trainer):
         ckpt_path: str | None = None,
         output: str | None = None,
     ) -> None:
-        """List what is wrong with the images, count them, and draw some of each class.
+        """Check a dataset for broken images, duplicates and other problems.
 
-        Every image is decoded once. Problems are what a training refuses, or what makes its figures wrong: files that
-        cannot be read, unknown classes, classes without images, equal images in several splits or classes, or where
-        a random split can tear them apart. Notes are worth a look: images that are left out, tiny, long or huge,
-        other copies, uneven classes. The exit code is 1 if
-        there are problems, else 0. Images are equal if all their pixels are.
+        Every image is decoded once. Problems stop a training or falsify its metrics: unreadable files, unknown
+        classes, classes without images, and duplicates across splits or classes, or in data that is split at random.
+        Notes may matter: files that are skipped, very small, elongated or large images, other duplicates, imbalanced
+        classes. Two images are duplicates if all their pixels are equal. The exit code is 1 if there are problems,
+        otherwise 0.
 
         Args:
-            model: Tells the classes that the images must have, where a checkpoint is given.
+            model: With a checkpoint, its classes are those that the images must have.
             datamodule: The images.
-            ckpt_path: A trained model that the data is meant for.
-            output: Folder to make for report.json and contact-sheet.png. By default runs/check-data, with a number
-                where that is taken.
+            ckpt_path: Trained model that the data is meant for.
+            output: Folder to create for report.json and contact-sheet.png. Default: runs/check-data, with a number if
+                it already exists.
         """
         from vit_finetune.cli import check_data, check_data_report
 
@@ -89,7 +195,7 @@ class ViTTrainer(Trainer):
             return
         folder = Path(output) if output else free_path(Path(self.default_root_dir) / "check-data")
         if folder.exists():
-            raise MisconfigurationException(f"--output {folder} is there already; give a folder that is not.")
+            raise MisconfigurationException(f"--output {folder} already exists. Choose another folder.")
         found = check_data.check(datamodule, model.class_names)
         print(check_data_report.terminal(found), flush=True)
         check_data_report.save(found, folder)
@@ -108,31 +214,37 @@ class ViTTrainer(Trainer):
         steps: int = 100,
         largest: int = 1024,
     ) -> None:
-        """Find a learning rate or a batch size by short trials, and print the option to paste.
+        """Find a learning rate or a batch size in short trial runs.
 
-        The weights of the trials are thrown away. For the rate, one run raises it at every step; the loss is drawn
-        into lr.png in the folder of runs, and a tenth of the rate where it is least is suggested. For the batch size,
-        batches are doubled until they do not fit into the memory of a GPU any more; on a CPU set --largest.
+        The result is printed as an option to paste; the weights are discarded. The learning rate range test raises the
+        learning rate at every step, plots the loss to lr.png in the folder of runs, and suggests a tenth of the
+        learning rate with the lowest loss. The batch size is doubled until it no longer fits into GPU memory; on a
+        CPU, set --largest.
 
         Args:
-            model: The model that would be trained.
-            datamodule: The data that it would be trained on.
-            ckpt_path: Refused: trials start as a fresh fit does, from --model.weights for example.
-            what: What to look for, lr or batch_size.
+            model: The model to train.
+            datamodule: The data.
+            ckpt_path: Not supported: trials start like a new run, for example from --model.weights.
+            what: Find lr or batch_size.
             low: Smallest learning rate to try.
             high: Largest learning rate to try.
-            steps: Optimizer steps from low to high.
+            steps: Number of optimizer steps from low to high.
             largest: Largest batch size to try, a power of two.
         """
         from vit_finetune.cli import tune
 
+        if ckpt_path:
+            raise MisconfigurationException("tune starts a new run: use --model.weights instead of --ckpt_path.")
+        if self.is_global_zero:
+            preflight.check_fit(self, model, datamodule, None)
         if what == "batch_size":
             size = tune.find_batch_size(self, model, datamodule, largest)
             rank_zero_only(print)(f"--data.batch_size {size}", flush=True)
             return
-        image = free_path(Path(self.default_root_dir) / "lr.png")
-        rate = tune.find_lr(self, model, datamodule, tune.LRRangeTest(low, high, steps), image)
-        rank_zero_only(print)(f"--model.lr {rate:.1e}    (drawn in {image})", flush=True)
+        plot = free_path(Path(self.default_root_dir) / "lr.png")
+        lr = tune.find_lr(self, model, datamodule, tune.LRRangeTest(low, high, steps), plot)
+        rank_zero_only(print)(f"--model.lr {lr:.1e}    (plot: {plot})", flush=True)
 
 
-setattr(ViTTrainer, "check-data", ViTTrainer.check_data)  # commands are found by their name, which has a hyphen
+# LightningCLI finds the method of a command by the command's name, which contains a hyphen.
+setattr(ViTTrainer, "check-data", ViTTrainer.check_data)

@@ -1,4 +1,4 @@
-"""Finders of the learning rate and of the batch size: short trials whose weights are thrown away."""
+"""Search for a learning rate or a batch size in short trial runs whose weights are discarded."""
 
 import math
 from pathlib import Path
@@ -8,49 +8,53 @@ import numpy as np
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.tuner import Tuner
+from numpy.typing import NDArray
+from typing_extensions import override
 
+from vit_finetune.data import ImageDataModule
 from vit_finetune.errors import NonFiniteLossError
+from vit_finetune.module import ViTClassifier
 
-MEMORY = 0.9  # share of the smoothed loss that stays at each step
-DIVERGED = 3.0  # times the least smoothed loss: nothing is learned from still larger rates
+SMOOTHING = 0.9  # decay of the exponential moving average of the loss
+DIVERGED = 3.0  # stop if the smoothed loss exceeds its minimum by this factor
 
 
 class LRRangeTest(Callback):
-    """Raises the learning rate from step to step by the same factor, and notes the loss (Smith 2015, arXiv:1506.01186).
+    """Learning rate range test: raise the learning rate exponentially, record the loss (Smith 2015, arXiv:1506.01186).
 
-    The rate is that of ``--model.lr``: layer decay and the head's factor apply as in a real run, the schedule does not.
+    The learning rate replaces ``--model.lr`` and the schedule; layer decay and the factor of the head apply as usual.
 
     Args:
-        low: First rate.
-        high: Last rate.
-        steps: Optimizer steps from one to the other.
+        low: First learning rate.
+        high: Last learning rate.
+        steps: Number of optimizer steps from low to high.
 
     Raises:
-        MisconfigurationException: The range is none.
+        MisconfigurationException: The range is empty.
     """
 
     def __init__(self, low: float, high: float, steps: int) -> None:
         if not 0 < low < high or steps < 2:
             raise MisconfigurationException(
-                f"--low {low}, --high {high}, --steps {steps}: 0 < low < high, steps over 1."
+                f"--low {low}, --high {high}, --steps {steps}: expected 0 < low < high and at least 2 steps."
             )
-        self.all_rates: list[float] = np.geomspace(low, high, steps).tolist()
+        self.schedule: list[float] = np.geomspace(low, high, steps).tolist()
         self.losses: list[float] = []
 
     @property
-    def rates(self) -> list[float]:
-        """Rates that were tried."""
-        return self.all_rates[: len(self.losses)]
+    def lrs(self) -> list[float]:
+        """Learning rates that were tried."""
+        return self.schedule[: len(self.losses)]
 
+    @override
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """Sets the rate after the schedule has set its own."""
         for group in trainer.optimizers[0].param_groups:
-            group["lr"] = self.all_rates[len(self.losses)] * group.get("lr_scale", 1.0)
+            group["lr"] = self.schedule[len(self.losses)] * group.get("lr_scale", 1.0)
 
+    @override
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Notes the loss of an optimizer step; stops where it has left all reason."""
         if trainer.global_step == len(self.losses):  # gradients are still being accumulated
             return
         mean: Any = trainer.strategy.reduce(outputs["loss"], reduce_op="mean")
@@ -60,17 +64,17 @@ class LRRangeTest(Callback):
         trainer.should_stop = not math.isfinite(loss) or smoothed[-1] > DIVERGED * smoothed.min()
 
 
-def smooth(losses: list[float]) -> Any:
-    """Exponential mean, freed of its bias towards zero; NumPy float64, as long as the list."""
+def smooth(losses: list[float]) -> NDArray[np.float64]:
+    """Return the exponential moving average of the losses, with bias correction."""
     mean, means = 0.0, []
     for step, loss in enumerate(losses, 1):
-        mean = MEMORY * mean + (1 - MEMORY) * loss
-        means.append(mean / (1 - MEMORY**step))
+        mean = SMOOTHING * mean + (1 - SMOOTHING) * loss
+        means.append(mean / (1 - SMOOTHING**step))
     return np.array(means)
 
 
-def suggest(rates: list[float], losses: list[float]) -> float:
-    """A tenth of the rate at which the smoothed loss is least: beyond that rate training falls apart.
+def suggest(lrs: list[float], losses: list[float]) -> float:
+    """Return a tenth of the learning rate with the lowest smoothed loss; beyond that one the loss diverges.
 
     Raises:
         MisconfigurationException: The loss does not fall.
@@ -78,42 +82,44 @@ def suggest(rates: list[float], losses: list[float]) -> float:
     smoothed = smooth([loss for loss in losses if math.isfinite(loss)])
     least = int(smoothed.argmin()) if len(smoothed) else 0
     if least == 0:
-        raise MisconfigurationException("The loss falls at none of the rates tried: try other --low, --high, --steps.")
-    return rates[least] / 10
+        raise MisconfigurationException(
+            "The loss does not fall at any learning rate; try another --low, --high or --steps."
+        )
+    return lrs[least] / 10
 
 
-def find_lr(trainer: Trainer, model: Any, data: Any, sweep: LRRangeTest, image: Path) -> float:
-    """Trains once through all rates and draws the losses; returns the value for ``--model.lr``."""
-    model.hparams["unfreeze_by"] = model.hparams["ema"] = None  # all that will be trained takes part, from the start
-    _only(trainer, [sweep], len(sweep.all_rates))
+def find_lr(trainer: Trainer, model: ViTClassifier, data: ImageDataModule, sweep: LRRangeTest, plot: Path) -> float:
+    """Train through all learning rates, plot the losses, and return the value for ``--model.lr``."""
+    model.hparams["unfreeze_by"] = model.hparams["ema"] = None  # train all parameters from the start
+    _only(trainer, [sweep], len(sweep.schedule))
     try:
         trainer.fit(model, datamodule=data)
     except NonFiniteLossError:
-        trainer.should_stop = True  # the rates beyond need not be tried
-    rate = suggest(sweep.rates, sweep.losses)
+        trainer.should_stop = True  # larger learning rates need not be tried
+    lr = suggest(sweep.lrs, sweep.losses)
     if trainer.is_global_zero:
-        _draw(sweep, rate, image)
-    # What lr_for_batch makes of the option, it must not do twice.
-    return rate * float(model.hparams["lr"]) / float(trainer.optimizers[0].param_groups[0]["initial_lr"])
+        _draw(sweep, lr, plot)
+    # Undo the scaling of lr_for_batch, which is applied again when the option is used.
+    return lr * float(model.hparams["lr"]) / float(trainer.optimizers[0].param_groups[0]["initial_lr"])
 
 
-def find_batch_size(trainer: Trainer, model: Any, data: Any, largest: int) -> int:
-    """Doubles the batch until memory, the data or ``largest`` ends it; by Lightning's Tuner.
+def find_batch_size(trainer: Trainer, model: ViTClassifier, data: ImageDataModule, largest: int) -> int:
+    """Double the batch size until it exceeds the memory, the dataset or ``largest``, with Lightning's Tuner.
 
     Raises:
-        MisconfigurationException: ``largest`` is no power of two.
+        MisconfigurationException: ``largest`` is not a power of two.
     """
     if largest < 1 or largest & (largest - 1):
-        raise MisconfigurationException(f"--largest {largest} is no power of two, such as 256.")
+        raise MisconfigurationException(f"--largest {largest} is not a power of two, such as 256.")
     _only(trainer, [], -1)
     found = Tuner(trainer).scale_batch_size(
         model, datamodule=data, mode="power", init_val=1, steps_per_trial=3, max_val=largest + 1
     )
-    return min(found or 1, largest)  # beyond largest the Tuner returns a size that it has not tried
+    return min(found or 1, largest)  # the Tuner may return twice the largest size tried
 
 
 def _only(trainer: Trainer, callbacks: list[Callback], steps: int) -> None:
-    """Leaves of the run nothing but its training steps: no validation, no files."""
+    """Reduce the run to its training steps, without validation and files."""
     trainer.callbacks, trainer.loggers = callbacks, []  # type: ignore[attr-defined]
     trainer.log_every_n_steps = 0  # type: ignore[attr-defined]
     trainer.limit_val_batches = trainer.num_sanity_val_steps = 0
@@ -121,15 +127,15 @@ def _only(trainer: Trainer, callbacks: list[Callback], steps: int) -> None:
         trainer.fit_loop.max_epochs, trainer.fit_loop.epoch_loop.max_steps = -1, steps
 
 
-def _draw(sweep: LRRangeTest, rate: float, image: Path) -> None:
+def _draw(sweep: LRRangeTest, lr: float, plot: Path) -> None:
     from matplotlib.figure import Figure
 
     axes = (figure := Figure(figsize=(6.4, 4), layout="constrained")).subplots()
-    axes.plot(sweep.rates, sweep.losses, color="0.75", linewidth=1, label="loss of a step")
-    axes.plot(sweep.rates, smooth(sweep.losses), label="smoothed")
-    axes.axvline(rate, color="tab:red", linestyle="--", label=f"a tenth of the best: {rate:.1e}")
+    axes.plot(sweep.lrs, sweep.losses, color="0.75", linewidth=1, label="loss per step")
+    axes.plot(sweep.lrs, smooth(sweep.losses), label="smoothed")
+    axes.axvline(lr, color="tab:red", linestyle="--", label=f"suggestion: {lr:.1e}")
     axes.set(xscale="log", xlabel="learning rate (--model.lr)", ylabel="training loss")
     axes.set_ylim(top=1.1 * np.nanmax(sweep.losses[: max(2, len(sweep.losses) // 2)]))
     axes.legend()
-    image.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(image, dpi=120)
+    plot.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(plot, dpi=120)

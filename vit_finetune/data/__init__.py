@@ -1,4 +1,4 @@
-"""Data modules: everything between files and a batch of uint8 images on the device."""
+"""Data modules: from image files to augmented uint8 batches on the device."""
 
 from vit_finetune.data.cifar import CIFAR10, CIFAR100
 from vit_finetune.data.contours import Contours

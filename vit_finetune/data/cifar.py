@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 as published: 50,000 training and 10,000 test images of 32 by 32 pixels."""
+"""CIFAR-10 and CIFAR-100: 50,000 training and 10,000 test images of 32 by 32 pixels."""
 
 import os
 import socket
@@ -12,28 +12,29 @@ import torch
 from filelock import FileLock
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from torchvision import datasets
+from typing_extensions import override
 
 from vit_finetune.data.datamodule import ImageDataModule
 from vit_finetune.data.datasets import ImageDataset, InMemoryDataset
 from vit_finetune.data.file_listing import find_images
 
 NAMES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
-TIMEOUT = 5.0  # seconds without an answer after which a download counts as impossible
+TIMEOUT = 5.0  # seconds without a response after which a download fails
 
 
 class CIFAR10(ImageDataModule):
-    """CIFAR-10 (Krizhevsky 2009), downloaded once and checked against the published checksums.
+    """CIFAR-10 (Krizhevsky 2009), downloaded once and verified by checksums.
 
-    The published training images are split into training and validation; the published test images serve ``test``
+    The official training images are split into training and validation; the official test images are used by ``test``
     and ``predict`` only.
 
     Args:
-        root: Folder that holds ``cifar-10-batches-py`` or receives it (170 MB).
-        download: Download the dataset when it is missing.
+        root: Folder that contains ``cifar-10-batches-py``, or where to download it (170 MB).
+        download: Download the dataset if it is missing.
         kwargs: Options of every data module, see :class:`ImageDataModule`.
     """
 
-    published: type[datasets.CIFAR10] = datasets.CIFAR10
+    source: type[datasets.CIFAR10] = datasets.CIFAR10
     title = "CIFAR-10"
     names: list[str] | None = NAMES
 
@@ -44,43 +45,40 @@ class CIFAR10(ImageDataModule):
         self.class_names = self.names
         self._verified = False
 
-    def missing(self) -> str | None:
-        """Says in a sentence why the dataset cannot be had, ``None`` if it can; downloads nothing."""
+    @override
+    def unavailable_reason(self) -> str | None:
         if self._complete():
             return None
         if not self.download:
-            return self._explain("--data.download is off")
+            return self._explain("--data.download is false")
         try:
-            with urllib.request.urlopen(urllib.request.Request(self.published.url, method="HEAD"), timeout=TIMEOUT):
+            with urllib.request.urlopen(urllib.request.Request(self.source.url, method="HEAD"), timeout=TIMEOUT):
                 return None
         except OSError as error:
-            return self._explain(f"its server is out of reach ({error})")
+            return self._explain(f"its server cannot be reached ({error})")
 
+    @override
     def prepare_data(self) -> None:
-        """Downloads the dataset where it is missing; runs in one process a node.
-
-        Raises:
-            MisconfigurationException: It is missing and cannot be downloaded.
-        """
         if self._complete():
             return
         if not self.download:
-            raise MisconfigurationException(self._explain("--data.download is off"))
+            raise MisconfigurationException(self._explain("--data.download is false"))
         if self.trainer is not None and self.trainer.state.fn == "predict" and find_images(self.root):
             raise MisconfigurationException(
-                f"--data.root {self.root} holds images, not CIFAR-10. For your own images add --data ImageFolder."
+                f"--data.root {self.root} contains image files, not {self.title}. For your own images, use "
+                "--data ImageFolder."
             )
         try:
             self.root.mkdir(parents=True, exist_ok=True)
-            # Two runs started at once must not write the same files; the second finds the work done.
-            with FileLock(self.root / f".{self.published.base_folder}.lock"), _impatient_sockets():
+            # Two runs that start at the same time must not write the same files; the second one waits.
+            with FileLock(self.root / f".{self.source.base_folder}.lock"), _socket_timeout():
                 if not self._complete():
-                    self.published(os.fspath(self.root), download=True)
-        except (OSError, RuntimeError) as error:  # no network, a proxy's page instead of the archive, a full disk
+                    self.source(os.fspath(self.root), download=True)
+        except (OSError, RuntimeError) as error:  # no network, a proxy's page instead of the archive, disk full
             raise MisconfigurationException(self._explain(f"the download failed ({error})")) from error
 
-    def load(self, stage: str) -> dict[str, ImageDataset]:
-        """Reads the published files; checksums were compared before."""
+    @override
+    def load_datasets(self, stage: str) -> dict[str, ImageDataset]:
         if stage in ("fit", "validate"):
             return self.split_train_val(self._read(train=True))
         test = self._read(train=False)
@@ -88,53 +86,51 @@ class CIFAR10(ImageDataModule):
 
     def _read(self, train: bool) -> ImageDataset:
         try:
-            published = self.published(os.fspath(self.root), train=train)
+            source = self.source(os.fspath(self.root), train=train)
         except RuntimeError as error:
-            raise MisconfigurationException(self._explain("it was not prepared")) from error
-        self.class_names = self.class_names or list(published.classes)
-        images = torch.from_numpy(published.data).permute(0, 3, 1, 2).contiguous()
+            raise MisconfigurationException(self._explain("prepare_data was not called")) from error
+        self.class_names = self.class_names or list(source.classes)
+        images = torch.from_numpy(source.data).permute(0, 3, 1, 2).contiguous()
         split = "train" if train else "test"
-        return InMemoryDataset(
-            images, torch.tensor(published.targets), [f"{split}/{i:05d}" for i in range(len(images))]
-        )
+        return InMemoryDataset(images, torch.tensor(source.targets), [f"{split}/{i:05d}" for i in range(len(images))])
 
     def _complete(self) -> bool:
         if not self._verified:
             try:
-                self.published(os.fspath(self.root))
+                self.source(os.fspath(self.root))
             except RuntimeError:  # a file is missing or its checksum is wrong
                 return False
             self._verified = True
         return True
 
     def _explain(self, reason: str) -> str:
-        archive, folder = self.published.filename, self.published.base_folder
+        archive, folder = self.source.filename, self.source.base_folder
         found = [name for name in (archive, folder) if (self.root / name).exists()]
-        state = f"has {' and '.join(found)}, incomplete or damaged" if found else f"has no {folder}"
+        state = f"contains {' and '.join(found)}, incomplete or damaged" if found else f"does not contain {folder}"
         return (
-            f"{self.title} is missing: --data.root {self.root} {state}, and {reason}. Either delete what is damaged "
-            f"and start again with a network, or unpack the published {archive} into {self.root}. Without any "
-            "download: fit --config configs/quickstart.yaml"
+            f"{self.title} is missing: --data.root {self.root} {state}, and {reason}. Delete damaged files and run "
+            f"again with network access, or extract the official {archive} into {self.root}. To train without a "
+            "download, use fit --config configs/quickstart.yaml."
         )
 
 
 class CIFAR100(CIFAR10):
-    """CIFAR-100 (Krizhevsky 2009) with its 100 fine classes, downloaded once and checked like CIFAR-10.
+    """CIFAR-100 (Krizhevsky 2009) with its 100 fine classes, downloaded once and verified by checksums.
 
     Args:
-        root: Folder that holds ``cifar-100-python`` or receives it (169 MB).
-        download: Download the dataset when it is missing.
+        root: Folder that contains ``cifar-100-python``, or where to download it (169 MB).
+        download: Download the dataset if it is missing.
         kwargs: Options of every data module, see :class:`ImageDataModule`.
     """
 
-    published = datasets.CIFAR100
+    source = datasets.CIFAR100
     title = "CIFAR-100"
-    names = None  # the published ones, read with the images
+    names = None  # read from the dataset's own files
 
 
 @contextmanager
-def _impatient_sockets() -> Iterator[None]:
-    """Lets a firewall that swallows packets cost seconds, not minutes."""
+def _socket_timeout() -> Iterator[None]:
+    """Limit how long a connection may stall; a firewall that drops packets then costs seconds instead of minutes."""
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(TIMEOUT)
     try:

@@ -1,10 +1,11 @@
-"""Generated images for pretraining: textured figures on textured grounds, each class a formula."""
+"""Synthetic images for pretraining: textured figures on textured backgrounds; each class is a formula."""
 
 import math
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from vit_finetune.data.datamodule import ImageDataModule
 from vit_finetune.data.datasets import ImageDataset, InMemoryDataset
@@ -12,26 +13,27 @@ from vit_finetune.errors import require
 
 PIXELS = 32
 CHUNK = 2000  # images drawn at once, to bound memory
-WAVES = 3  # cosines in a formula
+WAVES = 3  # cosines per formula
 
 
 class Contours(ImageDataModule):
-    """Figures and materials, 32 by 32 pixels in color, to pretrain on without a photograph.
+    """Synthetic images for pretraining without photographs, 32 by 32 pixels in color.
 
-    Formula-driven supervised learning (Kataoka et al. 2020, arXiv:2101.08515): telling the classes apart takes edges,
-    curves, textures and colors, figure and ground. One kind of class is an outline, a sum of cosines around a circle,
-    as the radial contours of Kataoka et al. 2022 (arXiv:2206.09132) and the visual atoms of Takashima et al. 2023
-    (arXiv:2303.01112) are, in any colors. The other kind is a material that fills the image: a texture, which is a
-    sum of plane waves, in two colors. Place, size, rotation, stretch, shades, ground, light and noise are random.
+    Formula-driven supervised learning (Kataoka et al. 2020, arXiv:2101.08515): to distinguish the classes, a model has
+    to recognize edges, curves, textures and colors, and separate figure from background. Outline classes are sums of
+    cosines around a circle in any colors, like the radial contours of Kataoka et al. 2022 (arXiv:2206.09132) and the
+    visual atoms of Takashima et al. 2023 (arXiv:2303.01112). Material classes are textures that fill the image: sums
+    of plane waves in two colors. Position, size, rotation, aspect ratio, colors, background, lighting and noise are
+    random.
 
     Args:
-        outlines: Number of classes that are outlines.
-        materials: Number of classes that are materials.
-        train_size: Number of training images, validation included.
+        outlines: Number of outline classes.
+        materials: Number of material classes.
+        train_size: Number of training images, including validation images.
         test_size: Number of test images.
-        turn: Largest rotation in either direction, in radians.
-        noise: Largest standard deviation of the pixel noise on a 0-1 scale.
-        seed: Decides formulas and images.
+        turn: Maximum rotation in either direction, in radians.
+        noise: Maximum standard deviation of the pixel noise on a 0-1 scale.
+        seed: Seed of formulas and images.
         kwargs: Options of every data module, see :class:`ImageDataModule`.
     """
 
@@ -58,8 +60,8 @@ class Contours(ImageDataModule):
         self.seed = seed
         self.class_names = [f"outline {i}" for i in range(outlines)] + [f"material {i}" for i in range(materials)]
 
-    def load(self, stage: str) -> dict[str, ImageDataset]:
-        """Draws the images of a stage."""
+    @override
+    def load_datasets(self, stage: str) -> dict[str, ImageDataset]:
         if stage in ("fit", "validate"):
             return self.split_train_val(self._draw("train", self.train_size, 3 * self.seed + 1))
         test = self._draw("test", self.test_size, 3 * self.seed + 2)
@@ -78,22 +80,22 @@ class Waves(NamedTuple):
 
     frequency: Tensor
     amplitude: Tensor
-    angle: Tensor  # of an outline the phase, of a texture the direction
+    angle: Tensor  # phase of an outline's cosine, direction of a texture's wave
 
     def at(self, index: Tensor) -> "Waves":
-        """Returns those of some images."""
+        """Return the rows at these positions."""
         return Waves(*(field[index] for field in self))
 
     def terms(self) -> list[tuple[Tensor, ...]]:
-        """Returns frequency, amplitude and angle of each cosine, shaped to be applied to ``(N, H, W)``."""
+        """Return frequency, amplitude and angle of each cosine, in shapes that broadcast to ``(N, H, W)``."""
         return [tuple(field[:, k, None, None] for field in self) for k in range(WAVES)]
 
 
 class Formulas(NamedTuple):
-    """What makes the classes.
+    """Formulas of the classes.
 
-    ``outline`` has ``hole`` beside it, shape ``(outlines,)``: the inner edge of a ring as a share of the outer one, 0
-    for none. ``texture`` has ``palette``, the two colors of a material, shape ``(materials, 2, 3, 1, 1)``.
+    An outline has a ``hole``, shape ``(outlines,)``: the inner edge of a ring as a fraction of the outer one, 0 for
+    none. A material has a ``texture`` and a ``palette`` of two colors, shape ``(materials, 2, 3, 1, 1)``.
     """
 
     outline: Waves
@@ -103,21 +105,21 @@ class Formulas(NamedTuple):
 
     @staticmethod
     def random(outlines: int, materials: int, generator: torch.Generator) -> "Formulas":
-        """Draws the formulas."""
+        """Draw random formulas."""
 
         def uniform(low: float, high: float, *shape: int) -> Tensor:
             return torch.rand(shape, generator=generator) * (high - low) + low
 
         frequency = torch.randint(2, 8, (outlines, WAVES), generator=generator).float()
-        frequency[:, 0] = 2 + torch.arange(outlines) // 2 % 6  # the strongest wave: from two lobes to seven
+        frequency[:, 0] = 2 + torch.arange(outlines) // 2 % 6  # the strongest wave: two to seven lobes
         amplitude = torch.tensor([0.6, 0.25, 0.15]) * uniform(0.5, 1.2, outlines, 1) / frequency[:, :1].sqrt()
         outline = Waves(frequency, amplitude, uniform(0, 2 * math.pi, outlines, WAVES))
-        hole = uniform(-0.7, 0.7, outlines).clamp(min=0)  # about every second outline has none
+        hole = uniform(-0.7, 0.7, outlines).clamp(min=0)  # about half of the outlines have none
         return Formulas(outline, hole, random_textures(materials, generator), uniform(0, 1, materials, 2, 3, 1, 1))
 
 
 def random_textures(count: int, generator: torch.Generator) -> Waves:
-    """Draws plane waves of 0.8 to 8 periods across the image: broad shades, stripes, dots and weaves."""
+    """Draw plane waves of 0.8 to 8 periods across the image: gradients, stripes, dots and weaves."""
     frequency = 0.8 * 10 ** torch.rand(count, WAVES, generator=generator)
     amplitude = torch.rand(count, WAVES, generator=generator) ** 2
     amplitude = amplitude / amplitude.sum(1, keepdim=True)
@@ -125,14 +127,14 @@ def random_textures(count: int, generator: torch.Generator) -> Waves:
 
 
 def draw(labels: Tensor, formulas: Formulas, turn: float, noise: float, generator: torch.Generator) -> Tensor:
-    """Draws one image for each label.
+    """Draw one image per label.
 
     Args:
         labels: int64, shape ``(N,)``, outlines first.
-        formulas: What makes the classes.
-        turn: Largest rotation in radians.
-        noise: Largest standard deviation of the pixel noise on a 0-1 scale.
-        generator: Source of all randomness.
+        formulas: Formulas of the classes.
+        turn: Maximum rotation in radians.
+        noise: Maximum standard deviation of the pixel noise on a 0-1 scale.
+        generator: Generator of all random numbers.
 
     Returns:
         uint8, shape ``(N, 3, 32, 32)``.
@@ -154,18 +156,18 @@ def draw(labels: Tensor, formulas: Formulas, turn: float, noise: float, generato
     figure = _texture(waves, angle, uniform(0.85, 1.18, 1, 1), generator)[:, None]
     clutter = _texture(random_textures(count, generator), angle, uniform(0.4, 1, 1, 1), generator)[:, None]
     figure = torch.lerp(colors[:, 0], colors[:, 1], figure * contrast)
-    ground = torch.lerp(colors[:, 2], colors[:, 3], clutter * uniform(0, 0.7, 1, 1, 1))
+    background = torch.lerp(colors[:, 2], colors[:, 3], clutter * uniform(0, 0.7, 1, 1, 1))
     light = uniform(-0.25, 0.25, 1, 1, 1) * axis + uniform(-0.25, 0.25, 1, 1, 1) * axis[:, None]
-    pixels = torch.lerp(ground, figure, inside) + light
+    pixels = torch.lerp(background, figure, inside) + light
     pixels = pixels + uniform(0, noise, 1, 1, 1) * torch.randn(pixels.shape, generator=generator)
     return (pixels.clamp(0, 1) * 255).round().to(torch.uint8)
 
 
 def _surfaces(labels: Tensor, formulas: Formulas, generator: torch.Generator) -> tuple[Waves, Tensor, Tensor]:
-    """Texture, its contrast ``(N, 1, 1, 1)``, and two colors each of figure and ground ``(N, 4, 3, 1, 1)``.
+    """Return textures, their contrast ``(N, 1, 1, 1)``, two figure and two background colors ``(N, 4, 3, 1, 1)``.
 
-    A figure is brighter than its ground, or darker in every second class, so that there is contrast, and of both signs.
-    A material has the texture and the colors of its formula.
+    For contrast of both signs, a figure is brighter than its background in even classes and darker in odd ones. A
+    material has the texture and the colors of its formula.
     """
     waves = random_textures(len(labels), generator)
     contrast = torch.rand(len(labels), 1, 1, 1, generator=generator)
@@ -183,7 +185,7 @@ def _surfaces(labels: Tensor, formulas: Formulas, generator: torch.Generator) ->
 
 
 def _coverage(x: Tensor, y: Tensor, labels: Tensor, formulas: Formulas, radius: Tensor) -> Tensor:
-    """Share of each pixel within the outline and outside its hole, antialiased; 1 everywhere for a material."""
+    """Return the fraction of each pixel inside the outline and outside its hole; 1 everywhere for a material."""
     outlines = len(formulas.hole)
     index = labels.clamp(max=outlines - 1)
     outline, hole = formulas.outline.at(index), formulas.hole[index, None, None]
@@ -200,7 +202,7 @@ def _coverage(x: Tensor, y: Tensor, labels: Tensor, formulas: Formulas, radius: 
 
 
 def _texture(waves: Waves, turn: Tensor, scale: Tensor, generator: torch.Generator) -> Tensor:
-    """Sum of plane waves, turned, scaled and with random phases: values from 0 to 1, shape ``(N, 32, 32)``."""
+    """Sum plane waves, rotated, scaled and with random phases, to values from 0 to 1, shape ``(N, 32, 32)``."""
     axis = torch.linspace(-1, 1, PIXELS)
     value = torch.zeros(())
     for frequency, amplitude, direction in waves.terms():

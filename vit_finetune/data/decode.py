@@ -1,4 +1,4 @@
-"""One image file to uint8 RGB pixels, whatever its mode."""
+"""Decode an image file of any mode to uint8 RGB."""
 
 import os
 import stat
@@ -15,29 +15,29 @@ from vit_finetune.errors import ImageDecodeError
 EXTENSIONS = frozenset(
     ".apng .bmp .gif .jfif .jpe .jpeg .jpg .pbm .pgm .png .pnm .ppm .tif .tiff .webp".split()  # noqa: SIM905
 )
-# A file may have the name of another type of these. Types beyond them stay closed: Pillow hands some to other programs.
+# The content decides, not the file name. Other types are refused: Pillow passes some of them to external programs.
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
-BACKGROUND = (255, 255, 255)  # what shows through transparent pixels, in training and prediction alike
+BACKGROUND = (255, 255, 255)  # of transparent pixels, in training and prediction
 TIFF_BITS, TIFF_PHOTOMETRIC = 258, 262  # tags of the TIFF 6.0 specification
 
 
 def decode(path: str | os.PathLike[str], size: int | None = None) -> Tensor:
-    """Reads an image.
+    """Decode an image file.
 
-    Rotation stored by cameras is applied, transparency is laid over white, of an animation or of several pages the
-    first counts. Gray of 9 to 16 bits is scaled to 8 by its full range, floats between 0 and 1 by that range, and wider
-    integers and other floats, which have no range of their own, by the least and largest value in the image.
+    The EXIF rotation is applied, transparent pixels become white, and only the first frame or page is read. Gray
+    values of 9 to 16 bits are scaled to 8 bits by their full range, floats between 0 and 1 by that range, and wider
+    integers and other floats, which have no defined range, by the minimum and maximum of the image.
 
     Args:
         path: The file.
-        size: Resize the shorter side to this many pixels (bicubic) and cut the center square; ``None`` keeps the
-            image as it is.
+        size: Resize the shorter side to this many pixels (bicubic) and crop the center square; ``None`` keeps the
+            original size.
 
     Returns:
         uint8, shape ``(3, H, W)``.
 
     Raises:
-        ImageDecodeError: The file is missing, empty, cut short, no image, or too large to be one.
+        ImageDecodeError: The file is missing, empty, truncated, too large or not an image.
     """
     with _open(path) as image:
         rgb = to_rgb(image)
@@ -47,10 +47,10 @@ def decode(path: str | os.PathLike[str], size: int | None = None) -> Tensor:
 
 
 def read_size(path: str | os.PathLike[str]) -> tuple[int, int]:
-    """Returns width and height from the file's header, without decoding.
+    """Return width and height from the file's header, without decoding.
 
     Raises:
-        ImageDecodeError: The header cannot be read, or tells of more pixels than ``PIL.Image.MAX_IMAGE_PIXELS``.
+        ImageDecodeError: The header cannot be read, or declares more pixels than ``PIL.Image.MAX_IMAGE_PIXELS``.
     """
     with _open(path) as image:
         return image.size
@@ -59,14 +59,14 @@ def read_size(path: str | os.PathLike[str]) -> tuple[int, int]:
 @contextmanager
 def _open(path: str | os.PathLike[str]) -> Iterator[Image.Image]:
     try:
-        if not stat.S_ISREG(os.stat(path).st_mode):  # a pipe would be waited on for ever
-            raise OSError("it is no file, or a folder that cannot be opened")
+        if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe would block
+            raise OSError("not a regular file, or a folder that cannot be opened")
         with Image.open(path, formats=FORMATS) as image:
-            limit = Image.MAX_IMAGE_PIXELS  # Pillow only warns up to twice this number
+            limit = Image.MAX_IMAGE_PIXELS  # Pillow itself only warns up to twice this number
             if limit is not None and image.width * image.height > limit:
                 raise Image.DecompressionBombError(f"{image.width} x {image.height} pixels, more than {limit}")
             yield image
-    except Exception as error:  # the decoders raise anything from SyntaxError to struct.error on damaged files
+    except Exception as error:  # Pillow raises anything from SyntaxError to struct.error on damaged files
         raise ImageDecodeError(f"{os.fspath(path)!r}: {_reason(path, error)}") from error
 
 
@@ -76,14 +76,14 @@ def _reason(path: str | os.PathLike[str], error: Exception) -> str:
     if os.path.isfile(path) and os.path.getsize(path) == 0:
         return "the file is empty"
     if isinstance(error, UnidentifiedImageError):
-        return f"it is damaged, or no image of the types {', '.join(FORMATS)}"
+        return f"damaged, or not an image of type {', '.join(FORMATS)}"
     if isinstance(error, Image.DecompressionBombError):
-        return f"refused, it may be a decompression bomb: {error}"
+        return f"possible decompression bomb: {error}"
     return str(error) or type(error).__name__
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """Converts any mode to 8-bit RGB without clipping, upright."""
+    """Convert any mode to 8-bit RGB without clipping, and apply the EXIF rotation."""
     upright = _upright(image)
     if upright.mode.startswith("I") or upright.mode == "F":
         return _gray_to_8_bits(upright, _value_range(image)).convert("RGB")
@@ -94,7 +94,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 
 def _upright(image: Image.Image) -> Image.Image:
-    image.load()  # so that what follows can only fail for the camera's notes, which are often mangled on the way
+    image.load()  # the rest can then only fail because of damaged EXIF data, which is common
     try:
         return ImageOps.exif_transpose(image)
     except Exception:  # anything from SyntaxError to struct.error
@@ -102,7 +102,7 @@ def _upright(image: Image.Image) -> Image.Image:
 
 
 def _value_range(image: Image.Image) -> tuple[float, float] | None:
-    """What stands for black and for white in wide gray pixels, ``None`` if the file does not say."""
+    """Return the values of black and white for gray pixels of more than 8 bits; ``None`` if the file defines none."""
     tags = getattr(image, "tag_v2", {})
     if image.mode.startswith("I;") or (image.mode == "I" and image.format in ("PNG", "PPM")):
         white = 2.0 ** tags.get(TIFF_BITS, (16,))[0] - 1

@@ -1,4 +1,4 @@
-"""Finding image files and trying them, many at a time, with a word on how far it has come."""
+"""List image files and apply functions to them in parallel, with progress logging."""
 
 import os
 import time
@@ -14,22 +14,22 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from vit_finetune.data.decode import EXTENSIONS
 from vit_finetune.errors import ImageDecodeError
 
-# Folders that archives, network drives and operating systems leave among images, in lower case.
+# Folders created by archives, network drives and operating systems, in lower case.
 SYSTEM_FOLDERS = frozenset(
     {"__macosx", "__pycache__", "@eadir", "#recycle", "#snapshot", "$recycle.bin", "lost+found"}
     | {"system volume information"}
 )
-REPORT_EVERY = 5.0  # seconds of listing or checking between two lines about it, and before the first
-AT_ONCE = 1024  # files handed to the threads together, so that a million files are no million waiting tasks
+REPORT_EVERY = 5.0  # seconds before the first and between two progress messages
+AT_ONCE = 1024  # files submitted to the threads at once, to bound the number of waiting tasks
 T = TypeVar("T")
 
 
 def find_images(folder: Path) -> list[str]:
-    """Lists the image files below a folder in a stable order.
+    """List the image files below a folder in a stable order.
 
-    Hidden files and folders, system folders, and files of other types are left out. Links are followed, but no folder
-    is entered twice, nor one that ``folder`` lies in. A folder that cannot be opened is listed as if it were an image,
-    so that it is named together with the files that cannot be read.
+    Hidden files and folders, system folders and files of other types are ignored. Symbolic links are followed, but no
+    folder is visited twice, nor is a parent of ``folder``. A folder that cannot be opened is listed like an image, so
+    that it is reported together with the files that cannot be read.
     """
     return list(report(_walk(os.fspath(folder)), f"{folder}: images found"))
 
@@ -64,9 +64,9 @@ def _is_shown(folder: str) -> bool:
 
 
 def list_classes(tree: Path) -> dict[str, list[str]]:
-    """Lists the class folders of a tree with their image files, hidden and system folders left out.
+    """List the class folders of a tree with their image files, without hidden and system folders.
 
-    A folder's name is read as UTF-8 whatever the locale, so that a class has one name on every machine.
+    Folder names are decoded as UTF-8 in any locale, so that a class has the same name on every machine.
 
     Raises:
         MisconfigurationException: The tree cannot be opened.
@@ -74,7 +74,7 @@ def list_classes(tree: Path) -> dict[str, list[str]]:
     try:
         folders = sorted(entry.name for entry in tree.iterdir() if _is_shown(entry.name) and entry.is_dir())
     except OSError as error:
-        raise MisconfigurationException(f"{tree} cannot be listed: {error.strerror}.") from error
+        raise MisconfigurationException(f"{tree} cannot be read: {error.strerror}.") from error
     return {
         os.fsencode(name).decode(errors="surrogateescape"): find_images(tree / name)
         for name in report(folders, f"{tree}: class folders listed", len(folders))
@@ -82,47 +82,47 @@ def list_classes(tree: Path) -> dict[str, list[str]]:
 
 
 def read_list(file: Path) -> list[str]:
-    """Reads a file of paths, one a line, relative to its own folder or absolute; empty lines are left out.
+    """Read a text file with one path per line, absolute or relative to its own folder; skip empty lines.
 
     Raises:
-        MisconfigurationException: It is no text.
+        MisconfigurationException: The file is not text.
     """
-    content = file.read_bytes().removeprefix(b"\xef\xbb\xbf")  # some editors mark UTF-8 so
+    content = file.read_bytes().removeprefix(b"\xef\xbb\xbf")  # byte order mark of some editors
     if b"\0" in content:
         raise MisconfigurationException(
-            f"--data.root {file} is neither a folder, nor an image ({' '.join(sorted(EXTENSIONS))}), nor a list of "
-            "paths, one a line."
+            f"--data.root {file} is neither a folder, an image ({' '.join(sorted(EXTENSIONS))}), nor a text file with "
+            "one path per line."
         )
     lines = (line.rstrip(b"\r") for line in content.split(b"\n"))
     return [os.path.join(file.parent, os.fsdecode(line)) for line in lines if line.strip()]
 
 
 def try_files(function: Callable[[str], T], paths: Sequence[str], doing: str) -> Iterator[T | ImageDecodeError]:
-    """Applies a function to files in parallel threads and yields its results in order, an error where one is broken.
+    """Apply a function to files in parallel threads and yield results in order, an error for each broken file.
 
     Args:
-        function: Takes a path; raises ``ImageDecodeError``.
+        function: Takes a path; may raise ``ImageDecodeError``.
         paths: The files.
-        doing: What is done, for the line that tells how far it has come.
+        doing: Label of the progress messages, such as "images checked".
     """
 
     def attempt(path: str) -> T | ImageDecodeError:
         try:
             return function(path)
         except ImageDecodeError as error:
-            return ImageDecodeError(str(error))  # a new one, since a caught one holds on to the image
+            return ImageDecodeError(str(error))  # a new one: the traceback of the caught one keeps the image in memory
 
     def results() -> Iterator[T | ImageDecodeError]:
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             rest = iter(paths)
-            while some := list(islice(rest, AT_ONCE)):
-                yield from pool.map(attempt, some)
+            while chunk := list(islice(rest, AT_ONCE)):
+                yield from pool.map(attempt, chunk)
 
     return report(results(), doing, len(paths))
 
 
 def report(items: Iterable[T], doing: str, total: int | None = None) -> Iterator[T]:
-    """Hands items through; where that takes long, says now and then how many it were."""
+    """Yield the items unchanged; log their number every few seconds."""
     due = time.monotonic() + REPORT_EVERY
     for count, item in enumerate(items, 1):
         if time.monotonic() >= due:

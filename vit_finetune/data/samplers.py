@@ -7,29 +7,31 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, DistributedSampler
+from typing_extensions import override
 
 from vit_finetune.data.datasets import Batch
 
 
-class ResumableDistributedSampler(DistributedSampler[Any]):
-    """The order of an epoch, a function of seed and epoch, from its beginning or from where a checkpoint was written.
+class ResumableDistributedSampler(DistributedSampler[int]):
+    """Shuffled positions of one process, a function of seed and epoch, that can start in the middle of an epoch.
 
-    Set ``skip`` to leave out that many images of this process at the beginning of the next epoch that is begun.
+    Set ``skip`` to leave out this process's first ``skip`` positions of the next epoch.
     """
 
     skip = 0
 
+    @override
     def __iter__(self) -> Iterator[int]:
-        """Yields this process's positions."""
         order, start = list(super().__iter__()), self.skip
         self.skip = 0
         return iter(order[start:])
 
 
 class ResumableDataLoader(DataLoader[Batch]):
-    """A loader that a run resumed in the middle of an epoch continues (Lightning's protocol for stateful loaders).
+    """A training loader that continues in the middle of an epoch (Lightning's protocol for stateful loaders).
 
-    ``waited`` is the time in seconds that training has spent waiting for batches so far.
+    Set ``batches_done`` to a function that returns the number of batches trained on in the current epoch. ``waited``
+    is the time in seconds that training has waited for batches so far.
     """
 
     batches_done: Callable[[], int]
@@ -37,56 +39,59 @@ class ResumableDataLoader(DataLoader[Batch]):
     batch_size: int
     waited = 0.0
 
-    def __iter__(self) -> Any:
-        """Begins an epoch, and starts its workers, at once."""
-        return self._on_the_clock(super().__iter__())
+    @override
+    def __iter__(self) -> Any:  # DataLoader declares a private class here
+        # Not a generator function itself: the workers start here, not when the first batch is requested.
+        return self._timed(super().__iter__())
 
-    def _on_the_clock(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+    def _timed(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         while True:
-            asked = time.perf_counter()
+            start = time.perf_counter()
             batch = next(batches, None)
-            self.waited += time.perf_counter() - asked
+            self.waited += time.perf_counter() - start
             if batch is None:
                 return
             yield batch
 
     def state_dict(self) -> dict[str, int]:
-        """Returns the number of images this process has trained on in this epoch."""
+        """Return the number of images that this process has trained on in this epoch."""
         return {"images_done": self.batches_done() * self.batch_size}
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
-        """Makes the next epoch go on after those images."""
-        self.sampler.skip = state_dict["images_done"]
+        """Make the next epoch start after those images."""
+        # Version 0.1.0 wrote "pictures_done".
+        done = state_dict["images_done"] if "images_done" in state_dict else state_dict["pictures_done"]
+        self.sampler.skip = done
 
 
-class DistributedEvalSampler(DistributedSampler[Any]):
-    """Every image once and in order, over any number of processes.
+class DistributedEvalSampler(DistributedSampler[int]):
+    """Every image exactly once and in order, over any number of processes.
 
-    The stock sampler evens out the processes by repeating images, and a score then counts those twice. This one
-    goes on past the end of the set instead; :class:`ImageDataset` marks what it returns there as fillers, which every
-    process computes, as collective strategies need, and no metric counts.
+    PyTorch's sampler repeats images so that all processes have equally many, and metrics then count those twice. This
+    one continues past the end of the dataset instead. :class:`ImageDataset` marks what it returns there as padding
+    samples: every process computes them, as collective strategies require, but no metric counts them.
     """
 
+    @override
     def __iter__(self) -> Iterator[int]:
-        """Yields this process's positions; those at ``len(dataset)`` and beyond are fillers."""
         return iter(range(self.rank, self.total_size, self.num_replicas))
 
 
 def stratified_split(labels: Tensor, fraction: float, seed: int) -> tuple[Tensor, Tensor]:
-    """Cuts the same share of every class out of a set.
+    """Split a dataset in two, with the same fraction of every class in the second part.
 
     Args:
         labels: int64, shape ``(N,)``.
-        fraction: Share to hold out, from 0 to 1; each class gives the nearest whole number.
-        seed: Alone decides which images are held out.
+        fraction: Fraction of each class that goes to the second part, from 0 to 1; the count is rounded.
+        seed: Seed of the split; nothing else affects it.
 
     Returns:
-        Positions kept and positions held out, each ascending.
+        Positions of the first part and of the second part, each ascending.
     """
     generator = torch.Generator().manual_seed(seed)
-    val = torch.zeros(len(labels), dtype=torch.bool)
+    second = torch.zeros(len(labels), dtype=torch.bool)
     for label in labels.unique().tolist():
         members = (labels == label).nonzero().flatten()
         order = torch.randperm(len(members), generator=generator)
-        val[members[order[: round(fraction * len(members))]]] = True
-    return (~val).nonzero().flatten(), val.nonzero().flatten()
+        second[members[order[: round(fraction * len(members))]]] = True
+    return (~second).nonzero().flatten(), second.nonzero().flatten()

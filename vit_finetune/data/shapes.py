@@ -1,4 +1,4 @@
-"""Generated images in the format of CIFAR-10: no download, yet hard enough to need a network."""
+"""Synthetic images in the format of CIFAR-10, without a download, too hard for a linear model."""
 
 import math
 from collections.abc import Callable
@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from vit_finetune.data.datamodule import ImageDataModule
 from vit_finetune.data.datasets import ImageDataset, InMemoryDataset
@@ -18,17 +19,17 @@ NAMES = ["bar", "crescent", "cross", "disc", "heart", "pentagon", "ring", "squar
 
 
 class Shapes(ImageDataModule):
-    """Ten kinds of shapes, 32 by 32 pixels in color, drawn from a seed.
+    """Synthetic images of ten shapes, 32 by 32 pixels in color.
 
-    A bright shape on a darker ground; place, size, rotation, colors, brightness gradient and noise are random, so that
-    neither color nor any single pixel tells the class, and a linear model stays far from a network. Training and test
-    images come from different seeds; the same options always give the same images.
+    Each image shows a bright shape on a darker background. Position, size, rotation, colors, brightness gradient and
+    noise are random. Neither color nor any single pixel predicts the class, so a linear model performs far worse than
+    a neural network. Training and test images have different seeds; the same options always give the same images.
 
     Args:
-        train_size: Number of training images, validation included.
+        train_size: Number of training images, including validation images.
         test_size: Number of test images.
         noise: Standard deviation of the pixel noise on a 0-1 scale.
-        seed: Decides which images are drawn.
+        seed: Seed of the images.
         kwargs: Options of every data module, see :class:`ImageDataModule`.
     """
 
@@ -44,8 +45,8 @@ class Shapes(ImageDataModule):
         self.seed = seed
         self.class_names = NAMES
 
-    def load(self, stage: str) -> dict[str, ImageDataset]:
-        """Draws the images of a stage."""
+    @override
+    def load_datasets(self, stage: str) -> dict[str, ImageDataset]:
         if stage in ("fit", "validate"):
             return self.split_train_val(self._draw("train", self.train_size, 2 * self.seed))
         test = self._draw("test", self.test_size, 2 * self.seed + 1)
@@ -59,7 +60,7 @@ class Shapes(ImageDataModule):
 
 
 def draw(labels: Tensor, noise: float, generator: torch.Generator) -> Tensor:
-    """Draws one shape an image.
+    """Draw one shape per label.
 
     Args:
         labels: int64, shape ``(N,)``, indices into ``NAMES``.
@@ -88,15 +89,15 @@ def draw(labels: Tensor, noise: float, generator: torch.Generator) -> Tensor:
         distance[chosen] = outline(x[chosen], y[chosen])
     coverage = (0.5 - distance * radius).clamp(0, 1)[:, None]  # about one pixel of antialiasing
 
-    ground, paint = uniform(0, 0.4, 3, 1, 1), uniform(0.6, 1, 3, 1, 1)
+    background, color = uniform(0, 0.4, 3, 1, 1), uniform(0.6, 1, 3, 1, 1)
     slope = uniform(-0.25, 0.25, 2, 1, 1) * 2 / PIXELS
     shade = slope[:, 0] * axis[None, None, :] + slope[:, 1] * axis[None, :, None]
-    pixels = ground + coverage * (paint - ground) + shade[:, None]
+    pixels = background + coverage * (color - background) + shade[:, None]
     pixels = pixels + noise * torch.randn(pixels.shape, generator=generator)
     return (pixels.clamp(0, 1) * 255).round().to(torch.uint8)
 
 
-# Signed distance to each outline, roughly in units of the shape's radius: negative inside.
+# Signed distances to outlines, approximately in units of the shape's radius; negative inside.
 
 
 def _polygon(corners: int, x: Tensor, y: Tensor) -> Tensor:

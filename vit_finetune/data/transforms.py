@@ -1,4 +1,4 @@
-"""Augmentation of a batch on the device, drawn anew for each image."""
+"""Augmentation of a batch on the device, with separate random draws for each image."""
 
 from collections.abc import Callable
 
@@ -10,26 +10,26 @@ GRAY = 128.0  # about zero after normalization, with the usual channel means
 
 
 def random_shift_flip(images: Tensor, shift: float, flip: bool) -> Tensor:
-    """Moves every image by a random offset and mirrors every second one.
+    """Shift every image by a random offset and flip it horizontally with probability 0.5.
 
-    The usual "pad by 4 pixels and crop" of CIFAR-10 is ``shift=0.125`` at 32 pixels. What the move leaves empty is
-    filled by reflection. Pixels are moved, never interpolated, so uint8 images stay exact.
+    The usual "pad by 4 pixels and crop" of CIFAR-10 is ``shift=0.125`` at 32 pixels. Borders are filled by reflection.
+    Pixels are moved, never interpolated, so uint8 images stay exact.
 
     Args:
         images: Shape ``(B, C, H, W)``, any dtype.
-        shift: Largest offset in each direction as a share of height and width, from 0 to below 1.
-        flip: Mirror left and right with probability one half.
+        shift: Maximum offset in each direction as a fraction of height and width, from 0 to below 1.
+        flip: Flip horizontally with probability 0.5.
 
     Returns:
-        The same shape, dtype and device.
+        Tensor of the same shape, dtype and device.
     """
     batch, channels, height, width = images.shape
     device = images.device
     rows = _shifted(batch, height, int(shift * height), device)
     columns = _shifted(batch, width, int(shift * width), device)
     if flip:
-        mirrored = torch.rand(batch, 1, device=device) < 0.5
-        columns = torch.where(mirrored, width - 1 - columns, columns)
+        flipped = torch.rand(batch, 1, device=device) < 0.5
+        columns = torch.where(flipped, width - 1 - columns, columns)
     # One gather for the whole batch: the four index tensors broadcast to (B, C, H, W).
     return images[
         torch.arange(batch, device=device)[:, None, None, None],
@@ -39,19 +39,19 @@ def random_shift_flip(images: Tensor, shift: float, flip: bool) -> Tensor:
     ]
 
 
-def _shifted(batch: int, length: int, most: int, device: torch.device) -> Tensor:
-    """Source positions ``(batch, length)`` along one axis after a random move, reflected at both ends."""
-    offset = torch.randint(-most, most + 1, (batch, 1), device=device)
+def _shifted(batch: int, length: int, limit: int, device: torch.device) -> Tensor:
+    """Return source positions ``(batch, length)`` along one axis after a random shift, reflected at both ends."""
+    offset = torch.randint(-limit, limit + 1, (batch, 1), device=device)
     position = (torch.arange(length, device=device) + offset).abs()
     return (length - 1) - ((length - 1) - position).abs()
 
 
 def per_image_transform(auto_augment: str | None, erase: float) -> Callable[[Tensor], Tensor] | None:
-    """Builds the part of augmentation that torchvision draws, applied to one image at a time.
+    """Build the transforms that torchvision draws, applied to one image at a time.
 
-    Given a whole batch, torchvision's random transforms draw once for all its images; so the batch is taken apart.
-    One thread of an AMD EPYC needs 0.11 ms for TrivialAugment and 0.03 ms for erasing on an image of 32 pixels, 0.54
-    and 0.06 ms at 224 pixels: next to a training step on a CPU nothing, on a fast GPU the host may become the limit.
+    Given a batch, torchvision's random transforms draw once for all of its images. One CPU thread (AMD EPYC) needs
+    0.11 ms for TrivialAugment and 0.03 ms for erasing per image of 32 pixels, 0.54 and 0.06 ms at 224 pixels. This is
+    negligible next to a training step on a CPU; on a fast GPU the host may become the bottleneck.
 
     Args:
         auto_augment: ``trivial`` for TrivialAugment Wide (Mueller and Hutter 2021, arXiv:2103.10158), ``rand`` for
@@ -60,10 +60,8 @@ def per_image_transform(auto_augment: str | None, erase: float) -> Callable[[Ten
             arXiv:1708.04896).
 
     Returns:
-        A function from uint8 ``(B, 3, H, W)`` to the same; ``None`` if there is nothing to do.
+        Function from uint8 ``(B, 3, H, W)`` to the same; ``None`` if both options are off.
     """
-    from torchvision.transforms import v2
-
     steps: list[Callable[[Tensor], Tensor]] = []
     if auto_augment is not None:
         policy = {"trivial": v2.TrivialAugmentWide, "rand": v2.RandAugment}[auto_augment]
@@ -77,12 +75,12 @@ def per_image_transform(auto_augment: str | None, erase: float) -> Callable[[Ten
 
 
 def mix(images: Tensor, labels: Tensor, mixup: float, cutmix: float, num_classes: int) -> tuple[Tensor, Tensor]:
-    """Mixes every image of a batch with its neighbor, by torchvision.
+    """Apply torchvision's mixup or cutmix, which combine every image of a batch with the one before it.
 
-    Mixup blends the two (Zhang et al. 2017, arXiv:1710.09412), cutmix pastes a box of one into the other (Yun et al.
-    2019, arXiv:1905.04899). The share of each is drawn once a batch from a Beta distribution, as in both papers. With
-    both on, each batch draws one of the two. All draws come from the CPU's generator; nothing is read back from the
-    device.
+    Mixup blends the two (Zhang et al. 2017, arXiv:1710.09412); cutmix pastes a box of one into the other (Yun et al.
+    2019, arXiv:1905.04899). The mixing coefficient is drawn once per batch from a Beta distribution, as in both papers.
+    With both on, each batch uses one of the two at random. All draws use the CPU generator, so the host never waits
+    for the device.
 
     Args:
         images: uint8, shape ``(B, 3, H, W)``.
@@ -92,10 +90,9 @@ def mix(images: Tensor, labels: Tensor, mixup: float, cutmix: float, num_classes
         num_classes: Width of the targets.
 
     Returns:
-        Mixed images, uint8 of the same shape, and targets, float32 ``(B, C)``, whose rows sum to 1.
+        Mixed images, uint8 of the same shape, and soft targets, float32 ``(B, C)``, whose rows sum to 1.
     """
-    cut = bool(cutmix) and (not mixup or float(torch.rand(())) < 0.5)
-    if cut:
+    if cutmix and (not mixup or float(torch.rand(())) < 0.5):
         mixed, targets = v2.CutMix(alpha=cutmix, num_classes=num_classes)(images, labels)
     else:
         blended, targets = v2.MixUp(alpha=mixup, num_classes=num_classes)(images.float(), labels)

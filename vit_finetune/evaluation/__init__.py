@@ -1,1 +1,1 @@
-"""Metrics, calibration, reports and plots."""
+"""Metrics, calibration, test reports and plots."""

@@ -1,4 +1,4 @@
-"""Loss, accuracy and answers of one stage."""
+"""Loss and accuracy of a stage, its collected predictions, and the training metrics logged every few steps."""
 
 import math
 
@@ -8,21 +8,22 @@ from torch import Tensor, nn
 from torchmetrics import MeanMetric, Metric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
 from torchmetrics.utilities import dim_zero_cat
+from typing_extensions import override
 
 from vit_finetune.errors import NonFiniteLossError
 
 
 class StageMetrics(nn.Module):
-    """Means over all images of a stage, on any number of processes and with uneven batches.
+    """Mean loss and accuracy over all images of a stage, exact for any number of processes and uneven batches.
 
     Args:
-        num_classes: With more than five, top-5 accuracy is counted too.
+        num_classes: With more than five classes, top-5 accuracy is computed too.
     """
 
     def __init__(self, num_classes: int) -> None:
         super().__init__()
         top = {"acc": 1} | ({"acc_top5": 5} if num_classes > 5 else {})
-        self.loss = MeanMetric(nan_strategy="disable")  # a loss that is not a number must show, not be left out
+        self.loss = MeanMetric(nan_strategy="disable")  # a NaN loss must be visible, not skipped
         self.accuracy = MetricCollection(
             {
                 name: MulticlassAccuracy(num_classes, top_k=k, average="micro", validate_args=False)
@@ -31,15 +32,15 @@ class StageMetrics(nn.Module):
         )
 
     def add(self, losses: Tensor, logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        """Counts images.
+        """Update the metrics.
 
         Args:
-            losses: For each image its loss, or the mean loss of the batch it came in, shape ``(B,)``.
+            losses: Loss of each image, or the mean loss of its batch, shape ``(B,)``.
             logits: float32, shape ``(B, C)``.
             labels: int64, shape ``(B,)``.
 
         Returns:
-            ``loss`` and ``acc`` of these images alone, this process's share.
+            ``loss`` and ``acc`` of these images only, in this process; empty if there are no images.
         """
         if not len(labels):
             return {}
@@ -48,16 +49,16 @@ class StageMetrics(nn.Module):
         return {"loss": losses.mean(), "acc": (logits.argmax(-1) == labels).float().mean()}
 
     def log(self, module: LightningModule, stage: str) -> None:
-        """Logs ``stage/loss``, ``stage/acc`` and so on at the end of an epoch."""
+        """Log ``stage/loss``, ``stage/acc`` and ``stage/acc_top5`` at the end of an epoch."""
         module.log(f"{stage}/loss", self.loss, prog_bar=True)
         for name, metric in self.accuracy.items():
             module.log(f"{stage}/{name}", metric, prog_bar=name == "acc")
 
 
 class PredictionCollector(Metric):
-    """Everything a stage answered, gathered from all processes when it is asked for.
+    """Logits and labels of a whole stage, gathered from all processes.
 
-    For what cannot be counted batch by batch: the temperature, the test report.
+    Used for results that cannot be accumulated batch by batch: the temperature and the test report.
     """
 
     logits: list[Tensor]
@@ -70,43 +71,46 @@ class PredictionCollector(Metric):
         for name in ("logits", "labels", "index"):
             self.add_state(name, default=[], dist_reduce_fx="cat")
 
+    @override
     def update(self, logits: Tensor, labels: Tensor, index: Tensor) -> None:
-        """Keeps images.
+        """Keep a batch.
 
         Args:
             logits: float32, shape ``(B, C)``.
             labels: int64, shape ``(B,)``.
-            index: int64, shape ``(B,)``, their positions in the set.
+            index: Position of each image in its dataset, int64, shape ``(B,)``.
         """
-        for kept, new in zip((self.logits, self.labels, self.index), (logits, labels, index), strict=True):
-            kept.append(new)
+        self.logits.append(logits)
+        self.labels.append(labels)
+        self.index.append(index)
 
+    @override
     def compute(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns logits, labels and index of all images, each once, in the order of the index."""
-        logits, labels, index = (dim_zero_cat(kept) for kept in (self.logits, self.labels, self.index))
+        """Return logits, labels and index of all images, each once, sorted by index."""
+        logits, labels, index = (dim_zero_cat(batches) for batches in (self.logits, self.labels, self.index))
         order = index.argsort()
-        # Processes that share the work on an image (tensor parallel) all have its answer.
+        # Processes that compute the same images together (tensor parallel) all have their predictions.
         order = order[index[order].diff(prepend=index.new_tensor([-1])) > 0]
         return logits[order], labels[order], index[order]
 
 
 class StepLogger:
-    """The steps since the last logged point; metrics are fed when a point is due, all steps at once.
+    """Training loss and accuracy, computed and logged once per logging interval.
 
-    ``self.log`` in every step would cost about half a millisecond a key, and what it shows in a bar is read, on a GPU
-    waited for, at every step. Until the point is due, the logits of the window stay in memory.
+    ``self.log`` costs about half a millisecond per key and step, and a value shown in the progress bar makes the host
+    wait for the GPU in every step. Here the logits of the interval stay in memory until it ends.
     """
 
     def __init__(self) -> None:
-        self.latest: dict[str, float] = {}  # the last point, for progress displays
+        self.latest: dict[str, float] = {}  # the values logged last, for progress bars
         self._steps: list[tuple[Tensor, Tensor, Tensor]] = []  # losses, logits, labels
 
     def clear(self) -> None:
-        """Forgets the steps that were not logged."""
+        """Drop the steps that were not logged."""
         self._steps.clear()
 
     def add(self, loss: Tensor, logits: Tensor, labels: Tensor) -> None:
-        """Keeps a step.
+        """Keep a step.
 
         Args:
             loss: Mean loss of the batch, a scalar.
@@ -115,16 +119,16 @@ class StepLogger:
         """
         self._steps.append((loss.detach().expand(len(logits)), logits.detach(), labels))
 
-    def log(self, module: LightningModule, scores: StageMetrics, step: int) -> None:
-        """Counts the steps into ``scores`` and logs their mean loss and accuracy, and the learning rate.
+    def log(self, module: LightningModule, metrics: StageMetrics, step: int) -> None:
+        """Add the steps to ``metrics``; log their mean loss and accuracy, and the learning rate.
 
         Raises:
-            NonFiniteLossError: The loss is not a number.
+            NonFiniteLossError: The loss is NaN or inf.
         """
         if not self._steps:
             return
-        means = scores.add(*(torch.cat(column) for column in zip(*self._steps, strict=True)))
-        self._steps.clear()
+        means = metrics.add(*(torch.cat(column) for column in zip(*self._steps, strict=True)))
+        self.clear()
         self.latest = {f"train/{name}_step": float(value) for name, value in means.items()}
         self.latest["train/lr"] = learning_rate(module.trainer)
         require_finite(module.trainer, self.latest["train/loss_step"], "training")
@@ -133,20 +137,20 @@ class StepLogger:
 
 
 def learning_rate(trainer: Trainer) -> float:
-    """The largest rate of all parameter groups: with layer decay that of the head."""
+    """Return the largest learning rate of all parameter groups, which is that of the head."""
     return max((group["lr"] for optimizer in trainer.optimizers for group in optimizer.param_groups), default=0.0)
 
 
 def require_finite(trainer: Trainer, loss: float, stage: str) -> None:
-    """Stops all processes when one has lost its numbers, before anything is saved over a good checkpoint.
+    """Stop all processes if the loss of one is NaN or inf, before a good checkpoint is overwritten.
 
     Raises:
-        NonFiniteLossError: The loss of some process is not a number.
+        NonFiniteLossError: The loss of a process is NaN or inf.
     """
     if not trainer.strategy.reduce_boolean_decision(math.isfinite(loss), all=True):
         state = f"learning rate {learning_rate(trainer):.3g}, precision {trainer.precision}"
         raise NonFiniteLossError(
-            f"The {stage} loss is not finite by step {trainer.global_step} ({state}). The "
-            "last good checkpoint is kept: --ckpt_path last. Try a lower --model.lr, a longer --model.warmup, "
+            f"The {stage} loss is not finite by step {trainer.global_step} ({state}). The last good checkpoint is "
+            "kept; resume from it with --ckpt_path last and a lower --model.lr, a longer --model.warmup, "
             "--trainer.gradient_clip_val 1, or --trainer.precision bf16-mixed or 32-true."
         )

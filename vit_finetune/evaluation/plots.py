@@ -1,11 +1,10 @@
-"""Charts of results and images of data, for files, TensorBoard and notebooks alike.
+"""Plots of results and images, for files, TensorBoard and notebooks.
 
-Every function returns a matplotlib ``Figure`` of its own, which needs no display and leaves no state behind:
-``figure.savefig("name.png")``, or ``SummaryWriter.add_figure``. Colors are told apart by color-blind readers too
-(cividis; Okabe and Ito's palette).
+Each function returns a new matplotlib ``Figure``, independent of pyplot and of a display, for
+``figure.savefig("name.png")`` or ``SummaryWriter.add_figure``. Colors are safe for color-blind readers.
 """
 
-from __future__ import annotations  # matplotlib is imported where something is drawn
+from __future__ import annotations  # matplotlib is imported only where something is drawn
 
 import math
 from collections.abc import Mapping, Sequence
@@ -22,21 +21,22 @@ from vit_finetune.formatting import one_line, shorten
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-BLUE, ORANGE, GRAY = "#0072B2", "#E69F00", "#999999"  # Okabe and Ito, https://jfly.uni-koeln.de/color/
-STYLES = ((ORANGE, "s", "--"), (BLUE, "o", "-"))  # told apart in black and white too
-COUNTED = 20  # classes up to which there is room for numbers in the cells
-NAMED = 120  # classes up to which there is room for every name
+# From the palette of Okabe and Ito, https://jfly.uni-koeln.de/color/
+BLUE, ORANGE, PURPLE, GRAY = "#0072B2", "#E69F00", "#CC79A7", "#999999"
+STYLES = ((ORANGE, "s", "--"), (BLUE, "o", "-"))  # also distinguishable in black and white
+MAX_NUMBERED = 20  # classes up to which the cells show numbers
+MAX_NAMED = 120  # classes up to which the axes show every name
 
 
 def confusion_figure(matrix: Tensor, class_names: Sequence[str]) -> Figure:
-    """Draws which classes are taken for which.
+    """Draw a confusion matrix.
 
     Args:
         matrix: Numbers of images, shape ``(C, C)``, true classes in rows and predictions in columns.
         class_names: One per class.
 
     Returns:
-        A figure that grows with the number of classes. The color is the share of the true class, on a square-root
+        A figure that grows with the number of classes. The color is the fraction of the true class, on a square-root
         scale that shows rare mistakes; classes without images are gray.
     """
     from matplotlib.colors import PowerNorm
@@ -45,34 +45,34 @@ def confusion_figure(matrix: Tensor, class_names: Sequence[str]) -> Figure:
     counts = np.asarray(matrix)
     classes = len(counts)
     support = counts.sum(1, keepdims=True)
-    share = np.divide(counts, support, out=np.full(counts.shape, np.nan), where=support > 0)
-    side = min(3.5 + 0.16 * classes, 20) if classes > COUNTED else max(4.0, 2 + 0.42 * classes)
+    fraction = np.divide(counts, support, out=np.full(counts.shape, np.nan), where=support > 0)
+    side = min(3.5 + 0.16 * classes, 20) if classes > MAX_NUMBERED else max(4.0, 2 + 0.42 * classes)
     figure = Figure((side + 0.8, side), layout="constrained")
     axes = figure.add_subplot(xlabel="predicted class", ylabel="true class")
     axes.set_facecolor("lightgray")
-    axes.grid(False)  # a notebook may have switched grids on
-    cells = axes.imshow(share, cmap="cividis", norm=PowerNorm(0.5, 0, 1), interpolation="nearest")
-    bar = figure.colorbar(cells, ax=axes, shrink=0.8, aspect=30, label="share of the true class (%)")
+    axes.grid(False)  # a notebook may have enabled grids
+    cells = axes.imshow(fraction, cmap="cividis", norm=PowerNorm(0.5, 0, 1), interpolation="nearest")
+    bar = figure.colorbar(cells, ax=axes, shrink=0.8, aspect=30, label="fraction of the true class (%)")
     ticks = [0, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 1]
     bar.set_ticks(ticks, labels=[f"{100 * tick:.0f}" for tick in ticks])
-    shown = range(0, classes, math.ceil(classes / NAMED))
+    shown = range(0, classes, math.ceil(classes / MAX_NAMED))
     names = [drawable(shorten(class_names[i], 24)) for i in shown]
-    size = 9 if classes <= COUNTED else 7
+    size = 9 if classes <= MAX_NUMBERED else 7
     rotation = 90 if max(map(len, names)) * len(names) > 40 else 0
     axes.set_xticks(shown, names, rotation=rotation, fontsize=size)
     axes.set_yticks(shown, names, fontsize=size)
-    if classes <= COUNTED:
+    if classes <= MAX_NUMBERED:
         for row, column in np.argwhere(counts):
-            color = "black" if share[row, column] > 0.3 else "white"
+            color = "black" if fraction[row, column] > 0.3 else "white"
             axes.text(column, row, f"{counts[row, column]}", ha="center", va="center", color=color, fontsize=8)
     return figure
 
 
 def reliability_figure(curves: Mapping[str, Bins]) -> Figure:
-    """Draws how often predictions are right against how sure they are.
+    """Draw a reliability diagram, accuracy against confidence, above a histogram of the confidence.
 
     Args:
-        curves: Up to two sets of bins by their names in the legend, such as before and after a temperature; see
+        curves: Up to two curves by their names in the legend, such as uncalibrated and calibrated; see
             :func:`vit_finetune.evaluation.calibration.reliability_bins`.
     """
     from matplotlib.figure import Figure
@@ -97,14 +97,14 @@ def reliability_figure(curves: Mapping[str, Bins]) -> Figure:
 def image_grid(
     images: Tensor | Sequence[Tensor], captions: Sequence[str], columns: int = 8, title: str | None = None
 ) -> Figure:
-    """Draws images in rows, each under its caption.
+    """Draw images in rows, each below its caption.
 
     Args:
         images: uint8, shape ``(N, 3, H, W)``, or a list of ``(3, H, W)`` of any sizes.
-        captions: One per image, of one or several lines, each of which is cut to the width of the image. What may
-            hold line breaks of its own, such as a path, goes through :func:`vit_finetune.formatting.one_line` first.
+        captions: One per image. Each line is shortened to the width of the image; escape names that may contain line
+            breaks with :func:`vit_finetune.formatting.one_line`.
         columns: Images per row.
-        title: Drawn above all.
+        title: Title of the figure.
 
     Raises:
         ValueError: There are no images.
@@ -112,7 +112,7 @@ def image_grid(
     from matplotlib.figure import Figure
 
     if not len(images):
-        raise ValueError("A grid needs at least one image.")
+        raise ValueError("image_grid needs at least one image.")
     columns = min(columns, len(images))
     rows = math.ceil(len(images) / columns)
     lines = max(caption.count("\n") + 1 for caption in captions)
@@ -121,7 +121,7 @@ def image_grid(
     figure = Figure((width, height + head))
     if title:
         figure.text(0.5, 1 - 0.08 / (height + head), drawable(title), ha="center", va="top", fontsize=9)
-    # One coordinate system in inches for all: hundreds of axes would take seconds.
+    # One coordinate system in inches for all images: hundreds of axes would take seconds.
     axes: Any = figure.add_axes((0, 0, 1, height / (height + head)))
     axes.axis("off")
     for number, (image, caption) in enumerate(zip(images, captions, strict=True)):
@@ -138,11 +138,11 @@ def image_grid(
 
 
 def thumbnail(image: Tensor, side: int = 300) -> Tensor:
-    """Makes an image no larger than a cell of a grid has room for.
+    """Shrink an image to the resolution of a grid cell.
 
     Args:
         image: uint8, shape ``(3, H, W)``.
-        side: Pixels of the longer side that are kept.
+        side: Maximum length of the longer side in pixels.
     """
     scale = side / max(image.shape[1:])
     if scale >= 1:
@@ -152,9 +152,9 @@ def thumbnail(image: Tensor, side: int = 300) -> Tensor:
 
 
 def drawable(line: str) -> str:
-    r"""Escapes what the font cannot draw, as ``\u732b``, and the dollar sign, which would start a formula.
+    r"""Escape characters that the font does not have, as ``\u732b``, and the dollar sign, which starts a formula.
 
-    Names in other scripts are drawn as they are once matplotlib's ``font.family`` names a font that has them.
+    Set matplotlib's ``font.family`` to a font with these characters to draw them.
     """
     known = _characters()
     escaped = (c if ord(c) in known else c.encode("unicode_escape").decode() for c in one_line(line))

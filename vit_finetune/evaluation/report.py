@@ -1,10 +1,8 @@
-"""What a trained network is worth on labeled images: figures, tables, charts."""
+"""Test report: metrics per class, confidence intervals, calibration and the worst mistakes of a trained model."""
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch.nn.functional as F
@@ -18,13 +16,12 @@ from torchmetrics.functional.classification import (
 )
 
 from vit_finetune.evaluation.calibration import BINS, Bins, reliability_bins
-from vit_finetune.formatting import one_line, shorten
 
-WORST = 24  # mistakes that are shown
+MAX_MISTAKES = 24
 
 
 class Proportion(NamedTuple):
-    """A share of images and its 95 % interval."""
+    """Fraction of images with its 95 % confidence interval."""
 
     value: float
     low: float
@@ -33,38 +30,38 @@ class Proportion(NamedTuple):
 
 @dataclass(frozen=True)
 class Calibration:
-    """How far probabilities can be believed."""
+    """Quality of the predicted probabilities."""
 
     loss: float
     """Mean negative log-likelihood of the true class, in nats."""
     ece: float
-    """Expected calibration error: mean distance of confidence from accuracy over 15 bins of equal width (Guo et al.
-    2017, arXiv:1706.04599), between 0 and 1."""
+    """Expected calibration error: mean distance between confidence and accuracy over 15 bins of equal width (Guo et
+    al. 2017, arXiv:1706.04599), between 0 and 1."""
     bins: Bins
-    """The reliability diagram."""
+    """Points of the reliability diagram."""
 
 
 @dataclass(frozen=True)
 class ClassMetrics:
-    """One class; what nothing is known about is ``None``."""
+    """Metrics of one class; ``None`` where they are undefined."""
 
     name: str
     precision: float | None
-    """Of the images taken for this class, the share that are; ``None`` if there are none."""
+    """Fraction of the images predicted as this class that belong to it; ``None`` if there are none."""
     recall: float | None
-    """Of the images of this class, the share found; ``None`` if there are none."""
+    """Fraction of the images of this class that are predicted as it; ``None`` if there are none."""
     f1: float | None
-    """Harmonic mean of the two; ``None`` if there are no images of this class."""
+    """Harmonic mean of precision and recall; ``None`` if there are no images of this class."""
     support: int
-    """Images of this class."""
+    """Number of images of this class."""
 
 
 @dataclass(frozen=True)
 class Mistake:
-    """An image taken for something else."""
+    """A misclassified image."""
 
     index: int
-    """Its position among the logits."""
+    """Row in the logits."""
     path: str
     true: str
     predicted: str
@@ -74,26 +71,27 @@ class Mistake:
 
 @dataclass(frozen=True)
 class Report:
-    """The figures of a test, all computed in 32 bits; build it with :meth:`from_logits`."""
+    """Results of a test, computed in float32; create it with :meth:`from_logits`."""
 
     images: int
+    """Number of images."""
     top1: Proportion
     top5: Proportion | None
     """``None`` with five classes or fewer."""
     temperature: float
-    plain: Calibration
-    """Probabilities as trained."""
+    uncalibrated: Calibration
+    """Of the probabilities at temperature 1."""
     calibrated: Calibration
-    """Probabilities of logits divided by the temperature."""
+    """Of the probabilities at ``temperature``."""
     classes: list[ClassMetrics]
     macro: ClassMetrics
-    """Means over the classes for which the value is known."""
+    """Means over the classes for which a metric is defined."""
     confusion: Tensor
-    """int64, shape ``(C, C)``: true classes in rows, predictions in columns."""
+    """Confusion matrix, int64, shape ``(C, C)``: true classes in rows, predictions in columns."""
     mistakes: list[Mistake]
     """Up to 24 wrong predictions, the most confident first."""
     about: dict[str, str] = field(default_factory=dict)
-    """What was tested: checkpoint, data and so on."""
+    """Origin of the predictions: checkpoint, data, precision."""
 
     @classmethod
     def from_logits(
@@ -105,15 +103,15 @@ class Report:
         paths: Sequence[str] | None = None,
         about: Mapping[str, str] | None = None,
     ) -> "Report":
-        """Computes everything.
+        """Compute all metrics.
 
         Args:
-            logits: Any float, shape ``(N, C)``.
+            logits: Any floating-point type, shape ``(N, C)``.
             labels: int64, shape ``(N,)``.
             class_names: In the order of the labels.
             temperature: Divisor of the logits, fitted on other images than these.
-            paths: One per image; by default its position.
-            about: What was tested.
+            paths: One per image; defaults to the row in the logits.
+            about: Origin of the predictions.
 
         Raises:
             ValueError: There are no images.
@@ -123,98 +121,50 @@ class Report:
             raise ValueError("A report needs at least one image.")
         predicted = logits.argmax(-1)
         top5 = (logits.topk(5).indices == labels[:, None]).any(1) if count > 5 else None
-        matrix = multiclass_confusion_matrix(predicted, labels, count)
-        classes = _class_metrics(predicted, labels, class_names, matrix)
+        confusion = multiclass_confusion_matrix(predicted, labels, count)
+        classes = _class_metrics(predicted, labels, class_names, confusion)
         return cls(
             images=len(labels),
             top1=_proportion(predicted == labels),
             top5=None if top5 is None else _proportion(top5),
             temperature=temperature,
-            plain=_calibration(logits, labels),
+            uncalibrated=_calibration(logits, labels),
             calibrated=_calibration(logits / temperature, labels),
             classes=classes,
             macro=ClassMetrics(
                 name="mean over classes",
-                precision=_mean(score.precision for score in classes),
-                recall=_mean(score.recall for score in classes),
-                f1=_mean(score.f1 for score in classes),
+                precision=_mean(row.precision for row in classes),
+                recall=_mean(row.recall for row in classes),
+                f1=_mean(row.f1 for row in classes),
                 support=len(labels),
             ),
-            confusion=matrix,
+            confusion=confusion,
             mistakes=_mistakes((logits / temperature).softmax(-1), labels, class_names, paths),
             about=dict(about or {}),
         )
 
     def scalars(self) -> dict[str, float]:
-        """The figures beyond loss and accuracy by their names in TensorBoard."""
-        known = {
+        """Return the metrics other than loss and accuracy by their TensorBoard tags."""
+        values = {
             "temperature": self.temperature,
             "loss_calibrated": self.calibrated.loss,
-            "ece": self.plain.ece,
+            "ece": self.uncalibrated.ece,
             "ece_calibrated": self.calibrated.ece,
             "precision": self.macro.precision,
             "recall": self.macro.recall,
             "f1": self.macro.f1,
         }
-        return {f"test/{name}": value for name, value in known.items() if value is not None}
-
-    def figures(self, images: Sequence[Tensor] = (), columns: int = 6) -> dict[str, Any]:
-        """Draws the charts.
-
-        Args:
-            images: The images of ``mistakes``, uint8, each ``(3, H, W)``.
-            columns: Images in a row.
-
-        Returns:
-            matplotlib figures: ``confusion``, ``reliability``, and ``mistakes`` if there are images.
-        """
-        from vit_finetune.evaluation import plots
-
-        names = [score.name for score in self.classes]
-        curves = {"as trained": self.plain.bins, f"temperature {self.temperature:.2f}": self.calibrated.bins}
-        drawn = {
-            "confusion": plots.confusion_figure(self.confusion, names),
-            "reliability": plots.reliability_figure(curves),
-        }
-        if len(images):
-            captions = [
-                f"{one_line(m.path)}\ntrue: {shorten(m.true, 20)}\n"
-                f"said: {shorten(m.predicted, 13)} {100 * m.probability:.1f} %"
-                for m in self.mistakes
-            ]
-            drawn["mistakes"] = plots.image_grid(images, captions, columns)
-        return drawn
+        return {f"test/{name}": value for name, value in values.items() if value is not None}
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values for JSON; what is unknown is ``None``."""
+        """Return all fields as plain values for JSON; undefined values are ``None``."""
         plain: dict[str, Any] = _plain(self)
         return plain
 
-    def save(self, folder: Path, images: Sequence[Tensor] = ()) -> dict[str, Any]:
-        """Writes ``report.json``, ``report.md``, ``confusion.png``, ``reliability.png`` and ``mistakes.png``.
 
-        Args:
-            folder: Where to write; made if it is missing.
-            images: The images of ``mistakes``; without them there is no ``mistakes.png``.
-
-        Returns:
-            The charts, see :meth:`figures`.
-        """
-        from vit_finetune.evaluation.report_writer import markdown
-
-        folder.mkdir(parents=True, exist_ok=True)
-        charts = self.figures(images)
-        for name, figure in charts.items():
-            figure.savefig(folder / f"{name}.png")
-        # Bytes that are no text become lone surrogates, which json.loads and os.fsencode turn back into the same bytes.
-        (folder / "report.json").write_text(json.dumps(self.to_dict(), indent=1) + "\n", encoding="utf-8")
-        (folder / "report.md").write_text(markdown(self, list(charts)), encoding="utf-8")
-        return charts
-
-
-def _proportion(right: Tensor) -> Proportion:
-    """Counts, with the interval of Wilson (1927), which holds for few images and near 0 and 1 too."""
-    n, p, z = len(right), float(right.double().mean()), 1.959964
+def _proportion(correct: Tensor) -> Proportion:
+    """Return the fraction with Wilson's interval (1927), which also holds for few images and near 0 and 1."""
+    n, p, z = len(correct), float(correct.double().mean()), 1.959964
     center, half = p + z**2 / (2 * n), z * math.sqrt(p * (1 - p) / n + z**2 / (4 * n**2))
     low, high = ((center + sign * half) / (1 + z**2 / n) for sign in (-1, 1))
     return Proportion(p, max(0.0, low), min(1.0, high))
@@ -230,13 +180,13 @@ def _calibration(logits: Tensor, labels: Tensor) -> Calibration:
     )
 
 
-def _class_metrics(predicted: Tensor, labels: Tensor, names: Sequence[str], matrix: Tensor) -> list[ClassMetrics]:
-    """What torchmetrics calls 0 where nothing is known becomes ``None``."""
-    support, taken = matrix.sum(1), matrix.sum(0)
+def _class_metrics(predicted: Tensor, labels: Tensor, names: Sequence[str], confusion: Tensor) -> list[ClassMetrics]:
+    """Return the metrics of each class, with ``None`` where torchmetrics returns 0 for an undefined value."""
+    support, predictions = confusion.sum(1), confusion.sum(0)
     columns = [
-        [float(value) if number else None for value, number in zip(values, known, strict=True)]
-        for values, known in (
-            (multiclass_precision(predicted, labels, len(names), average="none"), taken),
+        [float(value) if number else None for value, number in zip(values, numbers, strict=True)]
+        for values, numbers in (
+            (multiclass_precision(predicted, labels, len(names), average="none"), predictions),
             (multiclass_recall(predicted, labels, len(names), average="none"), support),
             (multiclass_f1_score(predicted, labels, len(names), average="none"), support),
         )
@@ -245,8 +195,8 @@ def _class_metrics(predicted: Tensor, labels: Tensor, names: Sequence[str], matr
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
+    defined = [value for value in values if value is not None]
+    return sum(defined) / len(defined) if defined else None
 
 
 def _mistakes(
@@ -254,7 +204,7 @@ def _mistakes(
 ) -> list[Mistake]:
     confidence, predicted = probabilities.max(-1)
     wrong = (predicted != labels).nonzero().flatten()
-    worst = wrong[confidence[wrong].argsort(descending=True, stable=True)][:WORST].tolist()
+    worst = wrong[confidence[wrong].argsort(descending=True, stable=True)][:MAX_MISTAKES].tolist()
     return [
         Mistake(i, paths[i] if paths else str(i), names[int(labels[i])], names[int(predicted[i])], float(confidence[i]))
         for i in worst
@@ -262,7 +212,7 @@ def _mistakes(
 
 
 def _plain(value: Any) -> Any:
-    """Dataclasses, named tuples and tensors as dicts and lists; NaN, which JSON does not know, as ``None``."""
+    """Convert dataclasses, named tuples and tensors to dicts and lists; NaN, which JSON does not have, to ``None``."""
     if isinstance(value, Tensor):
         return _plain(value.tolist())
     if is_dataclass(value):

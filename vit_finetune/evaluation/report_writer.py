@@ -1,95 +1,154 @@
-"""A test report in words: for the terminal and as Markdown."""
+"""A test report as files, figures, Markdown and lines for the terminal."""
 
-from collections.abc import Iterable, Sequence
+from __future__ import annotations  # matplotlib is imported only where something is drawn
 
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from vit_finetune.evaluation import plots
 from vit_finetune.evaluation.calibration import BINS
 from vit_finetune.evaluation.report import ClassMetrics, Proportion, Report
-from vit_finetune.formatting import escape_markdown, shorten
+from vit_finetune.formatting import escape_markdown, markdown_table, one_line, shorten
 
-PRINTED = 20  # classes up to which a terminal shows them all
-PAIRS = 10  # pairs of classes that Markdown names as those most often confused
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MAX_ROWS = 20  # classes up to which the terminal lists all of them
+MAX_PAIRS = 10  # most frequent confusions listed in Markdown
 HEADER = ("class", "precision", "recall", "F1", "images")
-MEANING = (
-    "Loss is the mean negative log-likelihood in nats; ece is the expected calibration error, the mean distance "
+NOTES = (
+    "Loss is the mean negative log-likelihood in nats. ECE is the expected calibration error, the mean distance "
     f"between confidence and accuracy over {BINS} bins of equal width "
     "([Guo et al. 2017](https://arxiv.org/abs/1706.04599)). The temperature was fitted on validation images and "
-    "changes no prediction. Intervals are Wilson's. A dash means that there are no images to tell from."
+    "changes no prediction. Intervals are Wilson score intervals. A dash marks an undefined value: there are no images."
 )
 
 
+def save(report: Report, folder: Path, images: Sequence[Tensor] = ()) -> dict[str, Figure]:
+    """Write ``report.json``, ``report.md``, ``confusion.png``, ``reliability.png`` and ``mistakes.png``.
+
+    Args:
+        report: The results.
+        folder: Created if it does not exist.
+        images: The images of ``report.mistakes``; without them there is no ``mistakes.png``.
+
+    Returns:
+        The figures, see :func:`figures`.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    charts = figures(report, images)
+    for name, figure in charts.items():
+        figure.savefig(folder / f"{name}.png")
+    # JSON escapes bytes of a path that are not text as lone surrogates, from which os.fsencode restores them.
+    (folder / "report.json").write_text(json.dumps(report.to_dict(), indent=1) + "\n", encoding="utf-8")
+    (folder / "report.md").write_text(markdown(report, list(charts)), encoding="utf-8")
+    return charts
+
+
+def figures(report: Report, images: Sequence[Tensor] = (), columns: int = 6) -> dict[str, Figure]:
+    """Draw the charts.
+
+    Args:
+        report: The results.
+        images: The images of ``report.mistakes``, uint8, each ``(3, H, W)``.
+        columns: Images per row.
+
+    Returns:
+        Figures by name: ``confusion``, ``reliability``, and ``mistakes`` if there are images.
+    """
+    curves = {
+        "uncalibrated": report.uncalibrated.bins,
+        f"temperature {report.temperature:.2f}": report.calibrated.bins,
+    }
+    charts = {
+        "confusion": plots.confusion_figure(report.confusion, [row.name for row in report.classes]),
+        "reliability": plots.reliability_figure(curves),
+    }
+    if len(images):
+        captions = [
+            f"{one_line(m.path)}\ntrue: {shorten(m.true, 20)}\n"
+            f"predicted: {shorten(m.predicted, 10)} {100 * m.probability:.0f} %"
+            for m in report.mistakes
+        ]
+        charts["mistakes"] = plots.image_grid(images, captions, columns)
+    return charts
+
+
 def terminal(report: Report) -> str:
-    """The figures in lines of text; of many classes only the worst."""
-    lines = [f"{name:14s} {first}   {more}".rstrip() for name, first, more in _totals(report)]
-    worst = sorted(report.classes, key=lambda score: 2 if score.f1 is None else score.f1)[:PRINTED]
-    shown = report.classes if len(report.classes) <= PRINTED else worst
-    rows = [HEADER, *(_cells(score) for score in (*shown, report.macro))]
+    """Return the metrics as lines of text; with more than 20 classes, only those with the lowest F1."""
+    lines = [f"{name:14s} {value}   {details}".rstrip() for name, value, details in _totals(report)]
+    lowest = sorted(report.classes, key=lambda row: 2 if row.f1 is None else row.f1)[:MAX_ROWS]
+    shown = report.classes if len(report.classes) <= MAX_ROWS else lowest
+    rows = [HEADER, *(_cells(row) for row in (*shown, report.macro))]
     width = max(len(shorten(row[0], 30)) for row in rows)
     lines.append("")
     lines += [f"{shorten(name, 30):{width}s}  {p:>9s}  {r:>6s}  {f:>6s}  {n:>8s}" for name, p, r, f, n in rows]
     if len(shown) < len(report.classes):
-        lines.append(f"the {PRINTED} of {len(report.classes)} classes with the lowest F1")
+        lines.append(f"the {MAX_ROWS} of {len(report.classes)} classes with the lowest F1")
     return "\n".join(lines)
 
 
 def markdown(report: Report, charts: Sequence[str]) -> str:
-    """The whole report.
+    """Return the whole report.
 
     Args:
-        report: The figures.
-        charts: Names of the PNG files beside the text, without their ending.
+        report: The results.
+        charts: Names of the PNG files in the same folder, without their suffix.
     """
-    parts = ["# Test report", "\n".join(f"- {name}: {escape_markdown(value)}" for name, value in report.about.items())]
-    parts += [_table(("", "as trained", ""), _totals(report)), MEANING]
-    parts += ["## Classes", _table(HEADER, ([escape_markdown(n), *rest] for n, *rest in map(_cells, _scores(report))))]
-    parts += ["## Confusion", "![Which classes are taken for which](confusion.png)", _pairs(report)]
-    parts += ["## Calibration", "![Accuracy against confidence](reliability.png)", "## Worst mistakes"]
-    if "mistakes" in charts:
-        parts.append("![The most confident wrong predictions](mistakes.png)")
-    rows = [
+    classes = [_cells(row) for row in (*report.classes, report.macro)]
+    mistakes = [
         (*map(escape_markdown, (m.path, m.true, m.predicted)), f"{100 * m.probability:.1f} %") for m in report.mistakes
     ]
-    parts.append(_table(("image", "true class", "predicted", "probability"), rows) if rows else "None.")
+    parts = [
+        "# Test report",
+        "\n".join(f"- {name}: {escape_markdown(value)}" for name, value in report.about.items()),
+        markdown_table(("metric", "value", "details"), _totals(report)),
+        NOTES,
+        "## Classes",
+        markdown_table(HEADER, ([escape_markdown(name), *numbers] for name, *numbers in classes)),
+        "## Confusion",
+        "![Confusion matrix](confusion.png)",
+        _confused_pairs(report),
+        "## Calibration",
+        "![Reliability diagram](reliability.png)",
+        "## Worst mistakes",
+        "![The most confident wrong predictions](mistakes.png)" if "mistakes" in charts else "",
+        markdown_table(("image", "true class", "predicted as", "probability"), mistakes) if mistakes else "None.",
+    ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def _totals(report: Report) -> list[tuple[str, str, str]]:
-    """Name, value, and what to know about it."""
-    plain = report.plain
+    """Return name, value and details of each metric over all images."""
     loss = ece = "no temperature was fitted"
     if report.temperature != 1.0:
-        divided = f"at temperature {report.temperature:.3f}"
-        loss, ece = f"{report.calibrated.loss:.4f} {divided}", f"{report.calibrated.ece:.4f} {divided}"
+        condition = f"at temperature {report.temperature:.3f}"
+        loss, ece = f"{report.calibrated.loss:.4f} {condition}", f"{report.calibrated.ece:.4f} {condition}"
     return [
         ("test/acc", f"{report.top1.value:.4f}", f"{_interval(report.top1)}, {report.images} images"),
         *([("test/acc_top5", f"{report.top5.value:.4f}", _interval(report.top5))] if report.top5 else []),
-        ("test/loss", f"{plain.loss:.4f}", loss),
-        ("test/ece", f"{plain.ece:.4f}", ece),
+        ("test/loss", f"{report.uncalibrated.loss:.4f}", loss),
+        ("test/ece", f"{report.uncalibrated.ece:.4f}", ece),
     ]
 
 
-def _interval(share: Proportion) -> str:
-    return f"95 % interval {share.low:.4f} to {share.high:.4f}"
+def _interval(proportion: Proportion) -> str:
+    return f"95 % interval {proportion.low:.4f} to {proportion.high:.4f}"
 
 
-def _scores(report: Report) -> list[ClassMetrics]:
-    return [*report.classes, report.macro]
+def _cells(row: ClassMetrics) -> tuple[str, str, str, str, str]:
+    precision, recall, f1 = ("-" if value is None else f"{value:.4f}" for value in (row.precision, row.recall, row.f1))
+    return row.name, precision, recall, f1, str(row.support)
 
 
-def _cells(score: ClassMetrics) -> tuple[str, str, str, str, str]:
-    numbers = ("-" if value is None else f"{value:.4f}" for value in (score.precision, score.recall, score.f1))
-    return (score.name, *numbers, str(score.support))  # type: ignore[return-value]
-
-
-def _pairs(report: Report) -> str:
-    """The pairs of classes most often confused."""
-    wrong = report.confusion.clone().fill_diagonal_(0)
-    order = wrong.flatten().argsort(descending=True, stable=True)[:PAIRS].tolist()
-    names = [escape_markdown(score.name) for score in report.classes]
-    rows = [(names[i // len(names)], names[i % len(names)], str(int(wrong.flatten()[i]))) for i in order]
-    rows = [row for row in rows if row[2] != "0"]
-    return _table(("true class", "taken for", "images"), rows) if rows else ""
-
-
-def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+def _confused_pairs(report: Report) -> str:
+    """Return a table of the pairs of classes that are confused most often."""
+    wrong = report.confusion.clone().fill_diagonal_(0).flatten()
+    names = [escape_markdown(row.name) for row in report.classes]
+    order = wrong.argsort(descending=True, stable=True)[:MAX_PAIRS].tolist()
+    rows = [(names[i // len(names)], names[i % len(names)], str(int(wrong[i]))) for i in order if wrong[i]]
+    return markdown_table(("true class", "predicted as", "images"), rows) if rows else ""

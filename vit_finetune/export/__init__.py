@@ -1,1 +1,1 @@
-"""A trained model as a file that works without this project: ``python -m vit_finetune export``."""
+"""Export of a trained model to a file that does not need this project: ``python -m vit_finetune export``."""

@@ -1,20 +1,20 @@
-"""What ``export`` does: write a file, compare it with the checkpoint, and only then give it its name."""
+"""The order of an export: write the file, verify it against the checkpoint, and only then give it its final name."""
 
 import os
 import shlex
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
+from torch import Tensor
 
 import vit_finetune
-from vit_finetune.checkpoint import run_folder
+from vit_finetune.checkpoint import public_items, run_folder
 from vit_finetune.data import ImageDataModule
-from vit_finetune.errors import ExportMismatchError
-from vit_finetune.export import model_card, verify
-from vit_finetune.export.formats import FORMATS, Format, ModelMetadata
+from vit_finetune.errors import ExportMismatchError, require
+from vit_finetune.export import latency, model_card, verify
+from vit_finetune.export.formats import FORMATS, InferenceFn, ModelMetadata
 from vit_finetune.module import ViTClassifier
 
 
@@ -22,104 +22,107 @@ def export(
     configured: ViTClassifier,
     data: ImageDataModule,
     checkpoint: Path,
-    name: str,
+    format: str,
     output: Path | None,
     batch_sizes: tuple[int, ...],
 ) -> Path:
-    """Exports a checkpoint into a folder of its own: the model file and a model card, ``README.md``.
+    """Export a checkpoint to a new folder: the model file and a model card, ``README.md``.
 
     Args:
-        configured: The model as the options describe it, without weights.
-        data: Where the validation images come from.
+        configured: The model with its options, without weights.
+        data: Provides the validation images.
         checkpoint: The weights.
-        name: One of :data:`vit_finetune.export.formats.FORMATS`.
-        output: The folder to make; by default in the run's folder ``export``, named after checkpoint and format.
-        batch_sizes: Measure speed with these; empty for not at all.
+        format: A key of :data:`vit_finetune.export.formats.FORMATS`.
+        output: Folder to create; defaults to ``export/<checkpoint>-<format>`` in the run folder.
+        batch_sizes: Batch sizes to measure the speed with; empty to measure nothing.
 
     Returns:
         The folder.
 
     Raises:
-        MisconfigurationException: A package or the validation images are missing, or the folder is there already.
-        ExportMismatchError: The file's answers are not those of the checkpoint; nothing is left behind.
+        MisconfigurationException: A package or the validation images are missing, or the folder already exists.
+        ExportMismatchError: The predictions of the file differ from those of the checkpoint; the file is deleted.
     """
-    chosen = FORMATS[name]
     run = run_folder(checkpoint) or checkpoint.parent
-    target = Path(os.path.relpath(output or run / "export" / f"{checkpoint.stem}-{name}"))
-    _refuse(chosen, name, target, data, batch_sizes)
+    target = Path(os.path.relpath(output or run / "export" / f"{checkpoint.stem}-{format}"))
+    _check(format, target, data, batch_sizes)
     model = load(checkpoint, configured)
+    data.input_size, data.known_classes = model.input_size, model.class_names
     probabilities, labels = verify.reference(model, data)
     model.merge_lora()
     model.eval().requires_grad_(False)
-    val = data.datasets["val"]
-    images = val.images_at(torch.arange(min(32, len(val))))
-    metadata = describe(model, tuple(images.shape[1:]))
+    images = data.datasets["val"].images_at(torch.arange(min(32, len(labels))))
+    metadata = build_metadata(model, tuple(images.shape[1:]))
     target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".unchecked-", dir=target.parent) as scratch:
-        folder = Path(scratch) / target.name
+    with tempfile.TemporaryDirectory(prefix=".unverified-", dir=target.parent) as parent:
+        folder = Path(parent) / target.name
         folder.mkdir()
-        chosen.write(model, metadata, folder)
-        infer = chosen.load(folder)
+        FORMATS[format].write(model, metadata, folder)
+        infer = FORMATS[format].load(folder)
         verified = verify.compare(probabilities, labels, infer, data.val_dataloader())
         print(verified, flush=True)
-        if not verified.holds:
-            raise ExportMismatchError(f"The {name} file does not answer as {checkpoint} does; it was not kept.")
-        speed = _measure(model, name, infer, images, batch_sizes)
-        facts = model_card.CardInputs(model, data, checkpoint, name, chosen.file, metadata, verified, speed)
-        (folder / "README.md").write_text(model_card.write(facts), encoding="utf-8", errors="backslashreplace")
-        folder.rename(target)  # fails, and so keeps what is there, where another program was faster
-    print(f"exported    {target / chosen.file}\nmodel card  {target / 'README.md'}", flush=True)
+        if not verified.passed:
+            raise ExportMismatchError(f"The predictions of the {format} file differ from those of {checkpoint}.")
+        speed = _measure(model, format, infer, images, batch_sizes)
+        card = model_card.CardInputs(model, data, checkpoint, format, metadata, verified, speed)
+        (folder / "README.md").write_text(model_card.write(card), encoding="utf-8", errors="backslashreplace")
+        folder.rename(target)  # fails if another process has created the folder in the meantime
+    print(f"exported    {target / FORMATS[format].file}\nmodel card  {target / 'README.md'}", flush=True)
     return target
 
 
-def _refuse(chosen: Format, name: str, target: Path, data: ImageDataModule, batch_sizes: tuple[int, ...]) -> None:
-    """Says what stands in the way before any work is done."""
-    if missing := chosen.missing():
+def _check(format: str, target: Path, data: ImageDataModule, batch_sizes: tuple[int, ...]) -> None:
+    """Raise a readable error for everything that would make the export fail later."""
+    if missing := FORMATS[format].missing_packages():
         raise MisconfigurationException(
-            f"--format {name} needs {', '.join(missing)}: pip install {shlex.quote('vit_finetune[export]')}"
+            f"--format {format} needs {', '.join(missing)}: pip install {shlex.quote('vit_finetune[export]')}"
         )
     if target.exists():
-        raise MisconfigurationException(f"{target} is there already; remove it or name another folder with --output.")
-    if min(batch_sizes, default=1) < 1:
-        raise MisconfigurationException(f"--batch_sizes {list(batch_sizes)}: each must be at least 1.")
-    if problem := data.missing():
+        raise MisconfigurationException(f"{target} already exists; remove it, or set another folder with --output.")
+    for size in batch_sizes:
+        require("--batch_sizes", size, 1)
+    if reason := data.unavailable_reason():
         raise MisconfigurationException(
-            f"export compares the file with the checkpoint on the validation images. {problem} Name the folder that "
-            "has them here with --data.root."
+            f"export verifies the file on the validation images. {reason} Set --data.root to their folder on this "
+            "machine."
         )
 
 
 def load(checkpoint: Path, configured: ViTClassifier) -> ViTClassifier:
-    """Loads the weights in float32 into the model that the options describe, without what only training needs."""
-    options = {key: value for key, value in configured.hparams.items() if not key.startswith("_")}
-    options |= {"compile": False, "grad_checkpointing": False}
+    """Load the weights in float32 into the configured model, without compilation and gradient checkpointing."""
+    options = public_items(configured.hparams) | {"compile": False, "grad_checkpointing": False}
     return type(configured).load_from_checkpoint(checkpoint, map_location="cpu", weights_only=True, **options)
 
 
-def describe(model: ViTClassifier, shape: tuple[int, ...]) -> ModelMetadata:
-    """What the file promises, in plain values.
+def build_metadata(model: ViTClassifier, image_shape: tuple[int, ...]) -> ModelMetadata:
+    """Describe the model in plain values.
 
     Args:
         model: With its weights.
-        shape: Channels, height and width of the stored images.
+        image_shape: Channels, height and width of the images that the file takes.
     """
-    preprocessing: dict[str, Any] = model.preprocessing
+    names, preprocessing = model.class_names or [], model.preprocessing
     return {
-        "class_names": model.class_names,
+        "class_names": names,
         "temperature": model.temperature,
-        "preprocessing": {key: list(v) if isinstance(v, tuple) else v for key, v in preprocessing.items()},
-        "input": {"name": "images", "dtype": "uint8", "shape": ["batch", *shape], "channels": "RGB"},
-        "output": {"name": "probabilities", "dtype": "float32", "shape": ["batch", len(model.class_names or ())]},
-        "architecture": model.hparams["name"],
+        "preprocessing": {
+            "size": list(preprocessing["size"]),
+            "mean": list(preprocessing["mean"]),
+            "std": list(preprocessing["std"]),
+            "interpolation": preprocessing["interpolation"],
+        },
+        "input": {"name": "images", "dtype": "uint8", "shape": ["batch", *image_shape], "channels": "RGB"},
+        "output": {"name": "probabilities", "dtype": "float32", "shape": ["batch", len(names)]},
+        "architecture": model.config.name,
         "vit_finetune": vit_finetune.__version__,
     }
 
 
-def _measure(model: ViTClassifier, name: str, run: Any, images: Any, batch_sizes: tuple[int, ...]) -> str:
+def _measure(
+    model: ViTClassifier, format: str, infer: InferenceFn, images: Tensor, batch_sizes: tuple[int, ...]
+) -> str:
     if not batch_sizes:
         return ""
-    from vit_finetune.export import latency
-
-    speed = latency.measure(latency.variants(model) | {name: run}, images, batch_sizes)
+    speed = latency.measure(latency.variants(model) | {format: infer}, images, batch_sizes)
     print(speed, flush=True)
     return speed

@@ -1,4 +1,4 @@
-"""The formats: how each is written, and how a program without this project reads it again."""
+"""Export formats: write a model, and load it again as a program without this project would."""
 
 import json
 import logging
@@ -12,87 +12,118 @@ from typing import Any, NamedTuple
 import torch
 from packaging.version import Version
 from torch import Tensor, nn
+from typing_extensions import NotRequired, TypedDict, override
 
 from vit_finetune.model.preprocess import Preprocess
 from vit_finetune.module import ViTClassifier
 
-ModelMetadata = dict[str, Any]
-"""What a file says about itself in plain values: classes, temperature, preprocessing, input and output."""
 InferenceFn = Callable[[Tensor], Tensor]
 """Maps uint8 images ``(B, 3, H, W)`` to float32 probabilities ``(B, C)``, both on the CPU."""
-ANY_BATCH = ({0: torch.export.Dim("batch")},)
+DYNAMIC_BATCH = ({0: torch.export.Dim("batch")},)
+
+
+class Preprocessing(TypedDict):
+    """Constants of the preprocessing inside the file."""
+
+    size: list[int]
+    mean: list[float]
+    std: list[float]
+    interpolation: str
+
+
+class TensorSpec(TypedDict):
+    """Input or output of the file."""
+
+    name: str
+    dtype: str
+    shape: list[Any]
+    """``"batch"``, then integers."""
+    channels: NotRequired[str]
+
+
+class ModelMetadata(TypedDict):
+    """Description of the model that is stored in the file, in plain values."""
+
+    class_names: list[str]
+    temperature: float
+    preprocessing: Preprocessing
+    input: TensorSpec
+    output: TensorSpec
+    architecture: str
+    vit_finetune: str
 
 
 class Format(NamedTuple):
-    """One format.
+    """An export format.
 
-    Args:
-        needs: Packages to write and check it, each with its oldest release that can.
+    Attributes:
+        requirements: Packages it needs, each with its minimum version.
         file: Name of the file with the weights.
-        write: Puts the model and its contract into a folder.
-        load: Reads the folder with the foreign library and returns what runs it.
+        write: Writes the model and its metadata to a folder.
+        load: Loads the folder without this project's code for the network.
     """
 
-    needs: dict[str, str]
+    requirements: dict[str, str]
     file: str
     write: Callable[[ViTClassifier, ModelMetadata, Path], None]
     load: Callable[[Path], InferenceFn]
 
-    def missing(self) -> list[str]:
-        """The packages that have to be installed first, as pip requirements."""
-        return [f"{name}>={oldest}" for name, oldest in self.needs.items() if not _installed(name, oldest)]
+    def missing_packages(self) -> list[str]:
+        """Return the pip requirements that are not satisfied."""
+        return [f"{name}>={minimum}" for name, minimum in self.requirements.items() if not _installed(name, minimum)]
 
 
-def _installed(name: str, oldest: str) -> bool:
+def _installed(name: str, minimum: str) -> bool:
     try:
-        return Version(version(name)) >= Version(oldest)
+        return Version(version(name)) >= Version(minimum)
     except PackageNotFoundError:
         return False
 
 
 class ExportWrapper(nn.Module):
-    """The whole way from stored images to probabilities as one module, for tracing."""
+    """Preprocessing, network and calibrated softmax as one module, for tracing."""
 
     def __init__(self, model: ViTClassifier) -> None:
         super().__init__()
         self.model = model
 
+    @override
     def forward(self, images: Tensor) -> Tensor:
-        """Maps uint8 ``(B, 3, H, W)`` to calibrated probabilities, float32 ``(B, C)``."""
+        """Map uint8 images ``(B, 3, H, W)`` to calibrated probabilities, float32 ``(B, C)``."""
         return self.model.probabilities(self.model(images))
 
 
 def trace(model: ViTClassifier, metadata: ModelMetadata) -> torch.export.ExportedProgram:
-    """Traces the model for images of one size and any number of them."""
-    answer = ExportWrapper(model)
-    example = torch.zeros(2, *metadata["input"]["shape"][1:], dtype=torch.uint8)  # of one, the 1 would become fixed
+    """Trace the model for a fixed image size and any batch size."""
+    wrapper = ExportWrapper(model)
+    example = torch.zeros(2, *metadata["input"]["shape"][1:], dtype=torch.uint8)  # a batch size of 1 would become fixed
     with torch.no_grad(), _quiet():
-        answer(example)  # leaves the resize weights in their cache: constants to the tracer, not something to compute
-        return torch.export.export(answer, (example,), dynamic_shapes=ANY_BATCH)
+        wrapper(example)  # caches the resize matrices, which the tracer then takes as constants
+        return torch.export.export(wrapper, (example,), dynamic_shapes=DYNAMIC_BATCH)
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silences what exporters tell about their own insides; errors are raised all the same."""
-    before = logging.root.manager.disable
+    """Silence warnings and log messages of the exporters; errors are still raised."""
+    level = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logging.disable(before)
+        logging.disable(level)
 
 
 def write_onnx(model: ViTClassifier, metadata: ModelMetadata, folder: Path) -> None:
-    """Writes ``model.onnx``; the contract goes into its metadata, each value as JSON."""
+    """Write ``model.onnx`` with the model metadata as its metadata properties, each value as JSON."""
     program = trace(model, metadata)
     with _quiet():
         onnx = torch.onnx.export(
             program,
             dynamo=True,
             verbose=False,
-            dynamic_shapes=ANY_BATCH,  # traced so already, but else the name of the dimension is lost
+            dynamic_shapes=DYNAMIC_BATCH,  # the program has them already, but only this keeps the dimension's name
             input_names=[metadata["input"]["name"]],
             output_names=[metadata["output"]["name"]],
         )
@@ -102,7 +133,7 @@ def write_onnx(model: ViTClassifier, metadata: ModelMetadata, folder: Path) -> N
 
 
 def load_onnx(folder: Path) -> InferenceFn:
-    """Opens it in onnxruntime on the CPU, with as many threads as PyTorch uses."""
+    """Open ``model.onnx`` in onnxruntime on the CPU, with as many threads as PyTorch uses."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -113,26 +144,25 @@ def load_onnx(folder: Path) -> InferenceFn:
 
 
 def write_torch_export(model: ViTClassifier, metadata: ModelMetadata, folder: Path) -> None:
-    """Writes ``model.pt2``; the contract is its extra file ``metadata.json``."""
+    """Write ``model.pt2`` with the model metadata as its extra file ``metadata.json``."""
+    extra_files = {"metadata.json": json.dumps(metadata)}
     with _quiet():
-        torch.export.save(
-            trace(model, metadata), folder / "model.pt2", extra_files={"metadata.json": json.dumps(metadata)}
-        )
+        torch.export.save(trace(model, metadata), folder / "model.pt2", extra_files=extra_files)
 
 
 def load_torch_export(folder: Path) -> InferenceFn:
-    """Opens it with ``torch.export.load``."""
+    """Open ``model.pt2`` with ``torch.export.load``."""
     program = torch.export.load(folder / "model.pt2").module()
 
-    def run(images: Tensor) -> Tensor:
+    def infer(images: Tensor) -> Tensor:
         probabilities: Tensor = program(images)
         return probabilities
 
-    return run
+    return infer
 
 
 def write_timm(model: ViTClassifier, metadata: ModelMetadata, folder: Path) -> None:
-    """Writes the bare network as ``model.safetensors`` and ``config.json``, as timm's own models lie on the hub."""
+    """Write only the network, as ``model.safetensors`` and ``config.json``, the layout of timm's models on the hub."""
     from timm.models import save_for_hf
 
     net: Any = model.net
@@ -140,24 +170,26 @@ def write_timm(model: ViTClassifier, metadata: ModelMetadata, folder: Path) -> N
     net.pretrained_cfg = {
         **net.pretrained_cfg,
         "input_size": (3, *preprocessing["size"]),
-        # Square images are resized whole, others as in training: shorter side resized, center cut.
+        # As in training: a square image is only resized, others are resized by the shorter side and center-cropped.
         "crop_pct": 1.0,
         "crop_mode": "center",
-        "custom_load": False,  # some architectures read .npz files from the hub
-        **{key: preprocessing[key] for key in ("mean", "std", "interpolation")},
+        "custom_load": False,  # some architectures load .npz files from the hub
+        "mean": preprocessing["mean"],
+        "std": preprocessing["std"],
+        "interpolation": preprocessing["interpolation"],
     }
-    arguments = {"img_size": model.hparams["img_size"]} if model.hparams["img_size"] else {}
+    img_size = model.config.img_size
     save_for_hf(
         net,
         str(folder),
         model_config={"label_names": metadata["class_names"], "temperature": metadata["temperature"]},
-        model_args=arguments | (model.hparams["timm_kwargs"] or {}),
+        model_args=({"img_size": img_size} if img_size else {}) | model.config.timm_kwargs,
         safe_serialization=True,
     )
 
 
 def load_timm(folder: Path) -> InferenceFn:
-    """Builds the network with ``timm.create_model``, and the rest from what ``config.json`` says."""
+    """Build the network with ``timm.create_model``, and preprocessing and softmax from ``config.json``."""
     import timm
 
     net = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
@@ -167,7 +199,7 @@ def load_timm(folder: Path) -> InferenceFn:
     return lambda images: (net(preprocess(images)) / temperature).softmax(-1)
 
 
-# The bounds of the extra "export" in pyproject.toml, which gives the reasons.
+# The same minimum versions as in the extra "export" of pyproject.toml, which gives the reasons.
 ONNX = {"onnx": "1.18", "onnxruntime": "1.20", "onnxscript": "0.7.2"}
 FORMATS = {
     "onnx": Format(ONNX, "model.onnx", write_onnx, load_onnx),

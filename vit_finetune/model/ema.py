@@ -1,4 +1,4 @@
-"""Moving average of the weights, which is what gets validated, kept and exported."""
+"""Exponential moving average (EMA) of the weights, which is validated, kept as best and last, and exported."""
 
 from typing import Any
 
@@ -7,90 +7,95 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.optim.swa_utils import get_ema_multi_avg_fn
+from typing_extensions import override
+
+from vit_finetune.model.gradients import full_tensor, local_tensor
 
 
 class WeightEMA(Callback):
-    """Keeps an exponential moving average of the trained weights, which stands in for them wherever they are judged.
+    """Keep an EMA of the trainable weights, and use it in their place for everything but training.
 
-    Validation, the best and the last checkpoint, and the module after training hold the average; ``last.ckpt`` holds
-    the weights that training goes on with beside it. The average is kept in 32 bits at least, since 16 bits would lose
-    its small steps, and in shards where the weights are.
+    During validation, in the best and the last checkpoint, and after training, the weights of the module are the EMA;
+    ``last.ckpt`` also contains the weights that training resumes with. The EMA is kept in float32 or wider, since
+    16 bits would lose its small steps, and sharded like the weights.
 
-    Early in training the average follows faster, or a short run would end on its first weights: at step t the decay is
-    at most ``(1 + t) / (10 + t)``, as in TensorFlow's ``ExponentialMovingAverage``.
+    Early in training the EMA follows faster, so that a short run does not end close to its initial weights: at step t
+    the decay is at most ``(1 + t) / (10 + t)``, as in TensorFlow's ``ExponentialMovingAverage``.
 
-    Lightning's ``EMAWeightAveraging`` does not serve here: its average stays out of checkpoints that hold weights only,
-    such as our best one, it waits for the device in each step, needs the network before the classes are known, and
-    has neither 32-bit averages of 16-bit weights nor shards.
+    Lightning's ``EMAWeightAveraging`` does not fit: it leaves the EMA out of weights-only checkpoints such as our best
+    one, synchronizes with the device in each step, needs the network before the classes are known, and supports
+    neither a float32 EMA of 16-bit weights nor shards.
 
     Args:
-        decay: Share of the average that stays at each optimizer step, from 0 to below 1.
+        decay: Fraction of the EMA that remains at each optimizer step, at least 0 and below 1.
     """
 
     def __init__(self, decay: float) -> None:
         self.decay = decay
-        self._average: dict[str, Tensor] = {}
-        self._current: dict[str, Tensor] = {}  # the weights of training while the average is in their place
+        self.average: dict[str, Tensor] = {}
+        self._training_weights: dict[str, Tensor] = {}  # while the EMA is in their place
         self._step = 0
 
+    @override
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Starts from the first weights, unless a checkpoint has brought an average."""
-        weights = _trainable(pl_module).items()
-        self._average = {name: self._average.get(name, _wide(weight)).to(weight.device) for name, weight in weights}
+        weights = _trainable(pl_module).items()  # of a resumed run, the EMA has been loaded already
+        self.average = {name: self.average.get(name, _widen(weight)).to(weight.device) for name, weight in weights}
 
+    @override
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Moves the average after each optimizer step."""
         if trainer.global_step == self._step:  # gradients are still being accumulated
             return
         self._step = trainer.global_step
-        moves = 1 - min(self.decay, (1 + self._step) / (10 + self._step))
-        averages = [_local(average) for average in self._average.values()]
-        weights = [_local(pl_module.get_parameter(name).detach()) for name in self._average]
+        decay = min(self.decay, (1 + self._step) / (10 + self._step))
+        averages = [local_tensor(average) for average in self.average.values()]
+        weights = [local_tensor(pl_module.get_parameter(name).detach()) for name in self.average]
         if averages:
-            torch._foreach_lerp_(averages, [weight.to(averages[0].dtype) for weight in weights], moves)
+            wide = [weight.to(averages[0].dtype) for weight in weights]
+            get_ema_multi_avg_fn(decay)(averages, wide, self._step)
 
+    @override
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Puts the average in the place of the weights."""
         if trainer.state.fn == "fit":
             weights = _parameters(pl_module)
-            self._current = {name: weights[name].clone() for name in self._average}
-            _fill(pl_module, self._average)
+            self._training_weights = {name: weights[name].clone() for name in self.average}
+            _copy_into(pl_module, self.average)
 
+    @override
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Puts the weights back."""
-        _fill(pl_module, self._current)
-        self._current = {}
+        _copy_into(pl_module, self._training_weights)
+        self._training_weights = {}
 
+    @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Leaves the average in the module."""
-        _fill(pl_module, self._average)
+        _copy_into(pl_module, self.average)
 
-    def enter(self, checkpoint: dict[str, Any]) -> None:
-        """Puts the average into a checkpoint; the weights of training go beside it if it is one to go on from.
+    def save_to(self, checkpoint: dict[str, Any]) -> None:
+        """Replace the weights of a checkpoint by the EMA; add the training weights if it has an optimizer state.
 
-        Called by the module, since callbacks are not asked about checkpoints that hold weights only.
+        Called by the module, since Lightning skips callbacks when it writes a weights-only checkpoint.
         """
         state = checkpoint["state_dict"]
         training = {}
-        for name, average in self._average.items():  # gathering shards takes all processes; one of them has the state
-            value = average if isinstance(state.get(name), DTensor) else _gather(average)
+        for name, average in self.average.items():  # all processes take part in gathering; one of them has the state
+            value = average if isinstance(state.get(name), DTensor) else full_tensor(average)
             if name in state:
-                training[name] = _gather(state[name])
+                training[name] = full_tensor(state[name])
                 state[name] = value
         if "optimizer_states" in checkpoint:
             checkpoint["training_weights"] = training
 
+    @override
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Takes the weights just loaded for the average, and goes on training with the others."""
         self._step = checkpoint["global_step"]
-        self._average = {name: _wide(weight) for name, weight in _trainable(pl_module).items()}
-        _fill(pl_module, checkpoint.get("training_weights", {}))
+        self.average = {name: _widen(weight) for name, weight in _trainable(pl_module).items()}
+        _copy_into(pl_module, checkpoint.get("training_weights", {}))
 
 
 def _parameters(module: LightningModule) -> dict[str, Tensor]:
-    """The weights by name, in shards where FSDP2 shards them: after an evaluation it keeps some of them whole."""
+    """Return the parameters by name, as shards where FSDP2 shards them: some stay gathered after an evaluation."""
     for part in module.modules():
         if isinstance(part, FSDPModule):
             part.reshard()
@@ -102,23 +107,13 @@ def _trainable(module: LightningModule) -> dict[str, Tensor]:
     return {name: weight for name, weight in _parameters(module).items() if name in names}
 
 
-def _wide(weight: Tensor) -> Tensor:
-    """A copy in 32 bits or more."""
+def _widen(weight: Tensor) -> Tensor:
+    """Return a copy in float32 or wider."""
     return weight.detach().to(torch.promote_types(weight.dtype, torch.float32), copy=True)
 
 
-def _gather(tensor: Tensor) -> Tensor:
-    """The whole of a tensor that may be spread over processes."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
-def _local(tensor: Tensor) -> Tensor:
-    """This process's part, sharing its memory."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def _fill(module: LightningModule, values: dict[str, Tensor]) -> None:
-    """Copies tensors into the parameters of these names, whole ones into shards too."""
+def _copy_into(module: LightningModule, values: dict[str, Tensor]) -> None:
+    """Copy tensors into the parameters of these names; whole tensors are sharded where the parameters are."""
     weights = _parameters(module)
     for name, value in values.items():
         weight = weights[name]

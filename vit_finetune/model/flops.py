@@ -1,16 +1,18 @@
-"""Floating-point operations of a training step, and how many a device can do."""
+"""Floating-point operations of a network, and the peak rate of known GPUs."""
 
-import functools
-import json
 import re
-from typing import Any
+from functools import lru_cache
 
 import torch
+from torch import nn
 
-# Dense TFLOP/s by NVIDIA's data sheets (half of the figures that assume sparsity): float16 and bfloat16 with 32-bit
-# sums, TF32, float32. The names are those of torch.cuda.get_device_name; the first that is contained in it counts.
+from vit_finetune.model.config import ViTConfig
+from vit_finetune.model.precision import compute_dtype
+
+# Dense TFLOP/s from NVIDIA's data sheets (half of the figures that assume sparsity): float16 and bfloat16 with float32
+# accumulation, TF32, float32. The keys are parts of torch.cuda.get_device_name; the first that occurs in it counts.
 # bfloat16 needs Ampere or later; V100 and T4 have float16 only. Lightning's own table (get_available_flops) does not
-# know the name under which an H200 reports itself, and has sparse figures for it.
+# know the name that an H200 reports, and has figures with sparsity for it.
 PEAK_TFLOPS: dict[str, tuple[float, float | None, float]] = {
     "B200": (2250, 1100, 75),  # HGX B200 data sheet, per GPU
     "H200 NVL": (835, 418, 60),  # H200 data sheet
@@ -28,46 +30,60 @@ PEAK_TFLOPS: dict[str, tuple[float, float | None, float]] = {
 LOOKALIKES = ("MIG", "GB200", "RTX 3090 Ti", "RTX 4090 D", "RTX 4090 Laptop")
 
 
-def flops_per_image(hparams: Any, num_classes: int) -> int:
-    """Operations of the forward and backward pass for one image, an addition and a multiplication counted as two.
+@lru_cache
+def flops_per_image(config: ViTConfig, num_classes: int) -> int:
+    """Return the operations of the forward and backward pass for one image; a multiply-add counts as two.
 
-    Counted by :mod:`torch.utils.flop_counter` (matrix products, convolutions and attention) on the meta device. What a
-    frozen backbone saves is left out; what gradient checkpointing computes twice counts once, as the definition of
-    model FLOPs utilization (MFU) has it (Chowdhery et al. 2022, arXiv:2204.02311, appendix B). With ``unfreeze_by`` the
-    number is that of the epochs in which everything is trained.
+    The gradients that a frozen backbone does not need are left out. Activations that gradient checkpointing recomputes
+    count once, as in the definition of model FLOPs utilization (MFU; Chowdhery et al. 2022, arXiv:2204.02311,
+    appendix B). With ``--model.unfreeze_by`` the result holds for the epochs in which everything trains.
 
     Args:
-        hparams: The model's options.
-        num_classes: Size of the head.
+        config: Options of the model.
+        num_classes: Number of outputs of the head.
     """
-    keys = ("name", "img_size", "drop_path", "timm_kwargs", "freeze_backbone", "lora_rank")
-    return _flops_per_image(json.dumps({key: hparams[key] for key in keys}), num_classes)
-
-
-@functools.lru_cache
-def _flops_per_image(options: str, num_classes: int) -> int:
-    from torch.utils.flop_counter import FlopCounterMode
-
     from vit_finetune.model import lora, vit
 
-    hparams = json.loads(options)
-    net = vit.build_meta(hparams, num_classes)
-    if hparams["lora_rank"]:
-        lora.add(net, hparams["lora_rank"])
-    vit.choose_attention(net, torch.device("cpu"), "16")  # matrix products; a fused kernel computes some twice
-    config = vit.data_config(hparams["name"], hparams["img_size"], hparams["timm_kwargs"], None, None)
+    net = vit.build_meta(config, num_classes)
+    if config.lora_rank:
+        lora.add(net, config.lora_rank, vit.head_names(net))
+    return _count(net, config, backward=True)
+
+
+@lru_cache
+def forward_flops(config: ViTConfig, num_classes: int) -> int:
+    """Return the operations of the forward pass for one image, with LoRA merged; a multiply-add counts as two.
+
+    Args:
+        config: Options of the model.
+        num_classes: Number of outputs of the head.
+    """
+    from vit_finetune.model import vit
+
+    return _count(vit.build_meta(config, num_classes), config, backward=False)
+
+
+def _count(net: nn.Module, config: ViTConfig, backward: bool) -> int:
+    """Count matrix products, convolutions and attention by :mod:`torch.utils.flop_counter` on the meta device."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from vit_finetune.model import vit
+
+    # Without the fused kernel: it recomputes products in the backward pass, and the counter includes them.
+    vit.set_attention_kernel(net, torch.device("cpu"), torch.bfloat16)
     with FlopCounterMode(display=False) as counter:
-        net(torch.zeros(1, 3, *config["size"], device="meta")).sum().backward()
-    total: int = counter.get_total_flops()
-    return total
+        logits = net(torch.zeros(1, 3, *vit.data_config(config)["size"], device="meta"))
+        if backward:
+            logits.sum().backward()
+    return int(counter.get_total_flops())
 
 
 def peak_flops(device: torch.device, precision: str) -> float | None:
-    """Operations a second that the device's data sheet promises for matrix products, ``None`` where unknown.
+    """Return the peak operations per second of a device for matrix products, ``None`` if unknown.
 
     Args:
-        device: Where training runs.
-        precision: The Trainer's, such as ``bf16-mixed``; in 32 bits, the setting of ``--matmul_precision`` counts.
+        device: Device that training runs on.
+        precision: As in ``--trainer.precision``; for float32, ``--matmul_precision`` decides whether TF32 is used.
     """
     if device.type != "cuda":
         return None
@@ -75,18 +91,22 @@ def peak_flops(device: torch.device, precision: str) -> float | None:
 
 
 def peak_of(name: str, precision: str, matmul_precision: str = "highest") -> float | None:
-    """The same by the device's name; ``matmul_precision`` is ``highest``, ``high`` or ``medium``."""
-    # An A1000 is no A100, and a T400 no T4.
+    """Return the peak operations per second from the data sheet of a GPU, ``None`` if unknown.
+
+    Args:
+        name: As returned by ``torch.cuda.get_device_name``.
+        precision: As in ``--trainer.precision``.
+        matmul_precision: ``highest``, ``high`` or ``medium``, see ``torch.set_float32_matmul_precision``.
+    """
+    # An A1000 is not an A100, and a T400 is not a T4.
     known = next((peaks for part, peaks in PEAK_TFLOPS.items() if re.search(rf"{part}(?!\d)", name)), None)
     if known is None or any(part in name for part in LOOKALIKES):
         return None
     half, tf32, full = known
-    if precision.startswith("bf16"):
-        peak = half if tf32 else None
-    elif precision.startswith("16"):
-        peak = half
-    elif precision.startswith("32"):
-        peak = full if matmul_precision == "highest" or not tf32 else tf32
-    else:
-        peak = None
+    by_dtype = {
+        torch.float16: half,
+        torch.bfloat16: half if tf32 else None,
+        torch.float32: full if matmul_precision == "highest" or not tf32 else tf32,
+    }
+    peak = by_dtype.get(compute_dtype(precision))
     return peak * 1e12 if peak else None

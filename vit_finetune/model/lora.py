@@ -1,45 +1,50 @@
-"""Low-rank adaptation: frozen weights plus small trained updates (Hu et al. 2021, arXiv:2106.09685), by peft."""
+"""Low-rank adaptation (LoRA) by peft: frozen weights plus small trained updates (Hu et al. 2021, arXiv:2106.09685)."""
 
 import importlib.util
+from collections.abc import Iterable
 
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from torch import Tensor, nn
 
-from vit_finetune.model.vit import head_names
+SCALE = 2
+"""Factor on the updates, in peft's terms ``lora_alpha / r``; 2 is a usual value."""
+TARGET_MODULES = r".*\.attn\.(qkv|proj)"  # timm's names of the two linear layers of attention
 
-SCALE = 2  # of the updates, as is usual: peft's alpha is this many times the rank
-ADAPTED = r".*\.attn\.(qkv|proj)"  # timm's names of the attention's two matrices
 
-
-def missing() -> str | None:
-    """Says in a sentence that peft is not installed, ``None`` if it is."""
+def unavailable_reason() -> str | None:
+    """Return why LoRA cannot be used, ``None`` if peft is installed."""
     if importlib.util.find_spec("peft") is None:
         return "--model.lora_rank needs peft: pip install 'vit_finetune[lora]'"
     return None
 
 
-def add(net: nn.Module, rank: int) -> None:
-    """Freezes the network but for its head and adds an update of that rank to each attention matrix, in place.
+def add(net: nn.Module, rank: int, head_names: Iterable[str]) -> None:
+    """Freeze the network except its head and add an update to the linear layers of attention, in place.
 
-    The updates start at zero.
+    The updates start at zero, so the output does not change.
+
+    Args:
+        net: A timm ViT.
+        rank: Rank of the updates, at least 1.
+        head_names: Submodules that stay trainable.
 
     Raises:
-        MisconfigurationException: peft is missing, or the network has no such matrices.
+        MisconfigurationException: peft is missing, or the network has no such layers.
     """
-    if problem := missing():
-        raise MisconfigurationException(problem)
+    if reason := unavailable_reason():
+        raise MisconfigurationException(reason)
     from peft import LoraConfig, inject_adapter_in_model
 
     try:
-        inject_adapter_in_model(LoraConfig(r=rank, lora_alpha=SCALE * rank, target_modules=ADAPTED), net)
-    except ValueError as error:  # another kind of attention, or a rank below one
+        inject_adapter_in_model(LoraConfig(r=rank, lora_alpha=SCALE * rank, target_modules=TARGET_MODULES), net)
+    except ValueError as error:  # another kind of attention, or a rank below 1
         raise MisconfigurationException(f"--model.lora_rank {rank} does not fit this network: {error}") from error
-    for name in head_names(net):
+    for name in head_names:
         net.get_submodule(name).requires_grad_(True)
 
 
 def merge(net: nn.Module) -> None:
-    """Adds the updates to the weights and takes the adapters out, in place; a plain timm network is left."""
+    """Add the updates to the weights and remove the adapters, in place; what remains is a plain timm network."""
     from peft.tuners.lora import LoraLayer
 
     for name, layer in list(net.named_modules()):
@@ -49,7 +54,7 @@ def merge(net: nn.Module) -> None:
 
 
 def merge_state(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The same for the tensors of a checkpoint; those of a network without updates are returned as they are.
+    """Add the updates to the weights in a state dict; without LoRA, return the tensors unchanged.
 
     Args:
         state: Tensors by the names of the network's parameters.

@@ -1,4 +1,4 @@
-"""How much memory a fit will take on each device, before it runs."""
+"""Forecast of the memory that a fit takes on each device, computed on tensors without values."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -6,21 +6,25 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from lightning.pytorch import Trainer
-from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, ModelParallelStrategy
+from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, ModelParallelStrategy, Strategy
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
-# What RowwiseParallel and ColwiseParallel cut, and along which dimension; see parallel.py.
+from vit_finetune.model.config import ViTConfig
+from vit_finetune.model.precision import compute_dtype, is_mixed, parameter_dtype, trainer_precision
+
+# Dimension along which RowwiseParallel and ColwiseParallel split a parameter; see parallel.py.
 TENSOR_PARALLEL = {"attn.proj.weight": 1, "mlp.fc1.weight": 0, "mlp.fc1.bias": 0, "mlp.fc2.weight": 1}
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How a network is spread over devices.
+    """Distribution of a network over devices.
 
     Attributes:
-        shards: Devices that share parameters, gradients and optimizer state among them (FSDP).
-        tensor_parallel: Devices that share the matrices of each block.
-        buckets: Whether gradients are kept a second time, to be sent (DDP).
+        shards: Number of devices over which parameters, gradients and optimizer state are sharded (FSDP).
+        tensor_parallel: Number of devices over which the matrices of each block are split.
+        buckets: Whether DDP keeps a copy of the gradients for communication.
     """
 
     shards: int = 1
@@ -33,12 +37,12 @@ class Memory:
     """Bytes on one device.
 
     Attributes:
-        parameters: The weights.
-        gradients: Of what is trained.
-        optimizer: State of the optimizer; ``None`` where it can only be known by running it.
-        activations: What the forward pass keeps for the backward pass.
-        buckets: Copy of the gradients that DDP sends.
-        average: Moving average of what is trained, in 32 bits at least.
+        parameters: All parameters.
+        gradients: Gradients of the trainable parameters.
+        optimizer: Optimizer state; ``None`` if only a run with values can tell.
+        activations: Tensors that the forward pass saves for the backward pass.
+        buckets: Copy of the gradients that DDP communicates.
+        average: EMA of the trainable parameters, in float32 or wider.
     """
 
     parameters: int
@@ -50,7 +54,7 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """All of it; what kernels need for a moment, and what libraries take, comes on top."""
+        """Sum of the parts; temporary buffers of kernels and memory of the libraries are not included."""
         return sum(size or 0 for size in vars(self).values())
 
     def __str__(self) -> str:
@@ -60,104 +64,99 @@ class Memory:
         return f"{'at least ' if self.optimizer is None else ''}{_readable(self.total)} = {' + '.join(parts)}"
 
 
-def of_fit(trainer: Trainer, hparams: Any, classes: int, batch_size: int) -> Memory:
-    """The forecast for a configured run.
+def of_fit(trainer: Trainer, config: ViTConfig, num_classes: int, batch_size: int) -> Memory:
+    """Return the forecast for a configured run.
 
     Args:
-        trainer: As configured.
-        hparams: The model's options.
-        classes: Size of the head.
+        trainer: Configured Trainer; it need not have started.
+        config: Options of the model.
+        num_classes: Number of outputs of the head.
         batch_size: Images per device.
     """
-    return forecast(
-        hparams, classes, batch_size, str(trainer.precision), trainer.strategy.root_device.type, _layout(trainer)
-    )
+    device = trainer.strategy.root_device.type
+    precision = trainer_precision(trainer)
+    return forecast(config, num_classes, batch_size, precision=precision, device=device, layout=layout_of(trainer))
 
 
-def _layout(trainer: Trainer) -> Layout:
-    strategy: Any = trainer.strategy
+def layout_of(trainer: Trainer) -> Layout:
+    """Return the distribution of the network that a configured Trainer will set up."""
+    strategy = trainer.strategy
     if isinstance(strategy, FSDPStrategy):
         return Layout(shards=trainer.world_size)
     if isinstance(strategy, ModelParallelStrategy):
-        data, tensor = strategy._data_parallel_size, strategy._tensor_parallel_size
-        return Layout(
-            trainer.num_nodes if data == "auto" else int(data),
-            trainer.num_devices if tensor == "auto" else int(tensor),
-        )
-    bucketed = isinstance(strategy, DDPStrategy) and not strategy._ddp_kwargs.get("gradient_as_bucket_view")
-    return Layout(buckets=bucketed)
+        # Private, since the public device mesh exists only once the processes have started.
+        size = strategy._tensor_parallel_size
+        tensor_parallel = trainer.num_devices if size == "auto" else int(size)
+        return Layout(max(1, trainer.world_size // tensor_parallel), tensor_parallel)
+    return Layout(
+        buckets=isinstance(strategy, DDPStrategy) and not ddp_options(strategy).get("gradient_as_bucket_view")
+    )
+
+
+def ddp_options(strategy: Strategy) -> dict[str, Any]:
+    """Return the arguments that a strategy passes on to ``DistributedDataParallel``; empty if it is not DDP."""
+    # Private, since DistributedDataParallel itself is created later.
+    return strategy._ddp_kwargs if isinstance(strategy, DDPStrategy) else {}
 
 
 def forecast(
-    hparams: Any,
-    classes: int,
+    config: ViTConfig,
+    num_classes: int,
     batch_size: int,
+    *,
     precision: str = "32-true",
     device: str = "cpu",
     layout: Layout = Layout(),
 ) -> Memory:
-    """Finds out on tensors without values what training will keep in memory.
+    """Return the memory that training keeps on the device that needs most.
 
-    Parameters, gradients and optimizer state are exact, but for FSDP1, which cuts flattened blocks and not each
-    parameter and so pads less. Activations are those of the uncompiled network on one device.
+    Parameters, gradients and optimizer state are exact, except for FSDP1, which shards flattened blocks instead of
+    single parameters and pads less. Activations are those of the uncompiled network on one device.
 
     Args:
-        hparams: The model's options.
-        classes: Size of the head.
+        config: Options of the model.
+        num_classes: Number of outputs of the head.
         batch_size: Images per device.
-        precision: The Trainer's, such as ``bf16-mixed``.
-        device: Attention kernel and autocast are those of ``cuda``, or of ``cpu`` for any other kind.
-        layout: How the network is spread.
-
-    Returns:
-        Bytes on the device that has most.
+        precision: As in ``--trainer.precision``.
+        device: Type of device. Attention kernel and autocast are those of ``cuda``, or those of ``cpu`` for all others.
+        layout: Distribution of the network over devices.
     """
     from vit_finetune.model import lora, vit
 
     device = "cuda" if device == "cuda" else "cpu"
-    net = vit.build_meta(hparams, classes)
-    if hparams["lora_rank"]:
-        lora.add(net, hparams["lora_rank"])
-    net.to(_parameter_dtype(precision))
-    vit.choose_attention(net, torch.device(device), precision)
-    if hparams["grad_checkpointing"]:
-        net.set_grad_checkpointing(True)  # type: ignore[operator]
-    local = {name: _local(name, parameter, layout) for name, parameter in net.named_parameters()}
+    net: Any = vit.build_meta(config, num_classes)
+    if config.lora_rank:
+        lora.add(net, config.lora_rank, vit.head_names(net))
+    net.to(parameter_dtype(precision))
+    vit.set_attention_kernel(net, torch.device(device), compute_dtype(precision))
+    if config.grad_checkpointing:
+        net.set_grad_checkpointing(True)
+    local = {name: _local_part(name, parameter, layout) for name, parameter in net.named_parameters()}
     trained = [local[name] for name, parameter in net.named_parameters() if parameter.requires_grad]
     gradients = sum(tensor.nbytes for tensor in trained)
-    size = vit.data_config(*(hparams[key] for key in ("name", "img_size", "timm_kwargs", "mean", "std")))["size"]
+    size = vit.data_config(config)["size"]
     return Memory(
         parameters=sum(tensor.nbytes for tensor in local.values()),
         gradients=gradients,
-        optimizer=_optimizer_bytes(trained, hparams["optimizer"]),
+        optimizer=_optimizer_bytes(trained, config.optimizer),
         activations=_activation_bytes(net, size, batch_size, precision, device),
         buckets=gradients if layout.buckets else 0,
-        average=sum(tensor.numel() * max(4, tensor.itemsize) for tensor in trained)
-        if hparams["ema"] is not None
-        else 0,
+        average=0 if config.ema is None else sum(max(4, tensor.itemsize) * tensor.numel() for tensor in trained),
     )
 
 
-def _parameter_dtype(precision: str) -> torch.dtype:
-    true = {"bf16-true": torch.bfloat16, "16-true": torch.float16, "64-true": torch.float64}
-    return true.get(precision, torch.float32)
-
-
-def _local(name: str, parameter: Tensor, layout: Layout) -> Tensor:
-    """This device's part of a parameter, a meta tensor: the largest, where a dimension cannot be divided evenly."""
+def _local_part(name: str, parameter: Tensor, layout: Layout) -> Tensor:
+    """Return a meta tensor of the largest part of a parameter that one device holds."""
     shape = list(parameter.shape)
-    cut = next((dim for ending, dim in TENSOR_PARALLEL.items() if name.endswith(ending)), None)
-    if cut is not None:
-        shape[cut] //= layout.tensor_parallel
-    shape[0] = -(-shape[0] // layout.shards)
+    split = next((dim for ending, dim in TENSOR_PARALLEL.items() if name.endswith(ending)), None)
+    if split is not None:
+        shape[split] //= layout.tensor_parallel
+    shape[0] = -(-shape[0] // layout.shards)  # the first devices hold one row more if rows are left over
     return torch.empty(shape, dtype=parameter.dtype, device="meta")
 
 
 def _optimizer_bytes(trained: list[Tensor], name: str) -> int | None:
-    """Steps the optimizer once without values, and adds up its state.
-
-    Optimizers that decide by values cannot be stepped so.
-    """
+    """Step the optimizer once on meta tensors and add up its state; ``None`` if a step depends on values."""
     import timm.optim
 
     from vit_finetune.model import optim
@@ -169,18 +168,19 @@ def _optimizer_bytes(trained: list[Tensor], name: str) -> int | None:
     try:
         optimizer: Any = timm.optim.create_optimizer_v2([{"params": parameters}], opt=name, lr=1e-3)
         optimizer.step()
-    except (RuntimeError, NotImplementedError, AssertionError):  # the last where it would need CUDA to be built
+    except (RuntimeError, NotImplementedError, AssertionError):  # the last one if PyTorch was built without CUDA
         return None
     states = [value for state in optimizer.state.values() for value in state.values()]
     return sum(value.nbytes for value in states if isinstance(value, Tensor))
 
 
 def _activation_bytes(net: nn.Module, size: tuple[int, int], batch_size: int, precision: str, device: str) -> int:
-    """Bytes saved for the backward pass, a linear function of the batch size.
+    """Return the bytes saved for the backward pass.
 
-    Taken from batches of two and four: with one image some copies are left out. What does not grow with the batch
-    are 16-bit copies of the weights.
+    Assumption: they are a linear function of the batch size; the constant part are 16-bit copies of the weights. The
+    line is drawn through batches of two and four images, since with one image some operations save a view, not a copy.
     """
+    # Private, since nothing public runs CUDA kernels without values; torch.export and torch.compile trace with it.
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with FakeTensorMode(allow_non_fake_inputs=True):
@@ -190,30 +190,33 @@ def _activation_bytes(net: nn.Module, size: tuple[int, int], batch_size: int, pr
 
 
 def saved_bytes(net: nn.Module, images: Tensor, precision: str) -> int:
-    """Bytes that a forward pass with its loss keeps for the backward pass, besides the parameters.
+    """Return the bytes that a forward pass with its loss saves for the backward pass, parameters not included.
 
     Args:
         net: A classifier.
-        images: float32, shape ``(B, 3, H, W)``; real, or without values under ``FakeTensorMode``.
-        precision: The Trainer's.
+        images: float32, shape ``(B, 3, H, W)``; with values, or without under ``FakeTensorMode``.
+        precision: As in ``--trainer.precision``.
     """
-    own = {parameter.untyped_storage()._cdata for parameter in net.parameters()}
-    kept: dict[int, Any] = {}  # holds the storages, so that none of their addresses is used again
+    parameters = {storage_id(parameter) for parameter in net.parameters()}
+    saved: dict[StorageWeakRef, int] = {}
 
-    def keep(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage._cdata not in own:
-            kept[storage._cdata] = storage
+    def save(tensor: Tensor) -> Tensor:
+        if (key := storage_id(tensor)) not in parameters:
+            saved[key] = tensor.untyped_storage().nbytes()
         return tensor
 
-    half = torch.bfloat16 if precision.startswith("bf16") else torch.float16
-    autocast = torch.autocast(images.device.type, half, enabled=precision.endswith("16-mixed"))
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        with autocast:
-            logits = net(images.to(_parameter_dtype(precision)))
+    half = compute_dtype(precision) if is_mixed(precision) else None
+    with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
+        with torch.autocast(images.device.type, half, enabled=half is not None):
+            logits = net(images.to(parameter_dtype(precision)))
         loss = F.cross_entropy(logits.float(), torch.zeros(len(images), dtype=torch.long, device=images.device))
         assert loss.requires_grad
-    return sum(storage.nbytes() for storage in kept.values())
+    return sum(saved.values())
+
+
+def storage_id(tensor: Tensor) -> StorageWeakRef:
+    """Return a hashable reference to the memory of a tensor, equal for all views of it; values are not needed."""
+    return StorageWeakRef(tensor.untyped_storage())
 
 
 def _readable(size: int) -> str:

@@ -1,4 +1,4 @@
-"""Optimizer, parameter groups and learning-rate schedule, all from timm."""
+"""Parameter groups, optimizer and learning-rate schedule, all from timm."""
 
 import difflib
 import inspect
@@ -16,35 +16,35 @@ from torch.optim import Optimizer
 from vit_finetune.model.vit import head_names
 
 Rule = dict[str, float]
-"""``weight_decay`` of a parameter and, with layer decay or another rate for the head, ``lr_scale``."""
+"""``weight_decay`` of a parameter and, with layer decay or a learning rate of its own for the head, ``lr_scale``."""
 
 WRAPPERS = re.compile("_fsdp_wrapped_module[.]|_checkpoint_wrapped_module[.]")
-"""What FSDP and its activation checkpointing put into the names of parameters."""
+"""Prefixes that FSDP and its activation checkpointing insert into the names of parameters."""
 
 
 def parameter_rules(
     net: nn.Module, weight_decay: float, layer_decay: float | None, head_lr_scale: float = 1.0
 ) -> dict[str, Rule]:
-    """Decides by timm's own rules how each trainable parameter is decayed and scaled.
+    """Return weight decay and learning-rate scale of each trainable parameter, by timm's own rules.
 
-    Norms, biases, class tokens and position embeddings are not decayed (timm's ``no_weight_decay``). With layer decay,
-    the rate of a parameter is the schedule's rate times its ``lr_scale``.
+    Norms, biases, class tokens and position embeddings are not decayed (timm's ``no_weight_decay``). The learning rate
+    of a parameter is that of the schedule times its ``lr_scale``.
 
     Args:
-        net: The timm network, before a strategy shards it: afterwards names and shapes say less.
-        weight_decay: For weight matrices.
-        layer_decay: Factor on the rate from each block to the one below it; ``None`` for one rate.
-        head_lr_scale: Factor on the rate of the head.
+        net: The timm network, before a strategy shards it and changes names and shapes.
+        weight_decay: Weight decay of weight matrices.
+        layer_decay: Factor on the learning rate from each block to the one below it; ``None`` for no layer decay.
+        head_lr_scale: Factor on the learning rate of the head.
 
     Returns:
         The rule of each trainable parameter by its name.
     """
-    spared = net.no_weight_decay() if hasattr(net, "no_weight_decay") else set()  # type: ignore[operator]
+    undecayed: set[str] = getattr(net, "no_weight_decay", set)()
     if layer_decay is None:
-        groups = timm.optim.param_groups_weight_decay(net, weight_decay, no_weight_decay_list=spared)
+        groups = timm.optim.param_groups_weight_decay(net, weight_decay, no_weight_decay_list=undecayed)
     else:
         groups = timm.optim.param_groups_layer_decay(
-            net, weight_decay, no_weight_decay_list=spared, layer_decay=layer_decay
+            net, weight_decay, no_weight_decay_list=undecayed, layer_decay=layer_decay
         )
     names = {parameter: name for name, parameter in net.named_parameters()}
     rules = {
@@ -60,18 +60,18 @@ def parameter_rules(
 
 
 def build_optimizer(net: nn.Module, rules: dict[str, Rule], name: str, lr: float, fused: bool) -> Optimizer:
-    """Builds the optimizer over the parameters that have a rule.
+    """Build the optimizer of the parameters that have a rule.
 
     Args:
         net: The timm network, sharded or not.
         rules: See :func:`parameter_rules`.
-        name: An optimizer of ``timm.optim.list_optimizers()``.
+        name: One of ``timm.optim.list_optimizers()``.
         lr: Peak learning rate of the head.
-        fused: Use the one-kernel form if the optimizer has it.
+        fused: Use the fused implementation if the optimizer has one.
 
     Raises:
-        MisconfigurationException: The optimizer is unknown; similar names are given.
-        RuntimeError: A strategy has given a trainable parameter another name, so that it would not be trained.
+        MisconfigurationException: The optimizer is unknown; the message lists similar names.
+        RuntimeError: A strategy renamed a trainable parameter, which would not be trained.
     """
     check_name(name)
     groups: dict[Any, dict[str, Any]] = {}
@@ -81,21 +81,21 @@ def build_optimizer(net: nn.Module, rules: dict[str, Rule], name: str, lr: float
         rule = rules.get(plain)
         if rule is not None:
             left.remove(plain)
-            # Tensors that are spread over different sets of devices cannot share one fused kernel.
-            place = str(getattr(parameter, "device_mesh", None))
-            groups.setdefault((*rule.items(), place), {**rule, "params": []})["params"].append(parameter)
+            # Tensors on different device meshes cannot share one fused kernel.
+            mesh = str(getattr(parameter, "device_mesh", None))
+            groups.setdefault((*rule.items(), mesh), {**rule, "params": []})["params"].append(parameter)
     if left:
-        raise RuntimeError(f"{len(left)} trainable parameters got lost on the way, such as {min(left)}")
+        raise RuntimeError(f"{len(left)} trainable parameters have no parameter group, such as {min(left)}")
     accepted = inspect.signature(timm.optim.get_optimizer_class(name)).parameters
     options: dict[str, Any] = {"fused": True} if fused and "fused" in accepted else {}
     return timm.optim.create_optimizer_v2(list(groups.values()), opt=name, lr=lr, **options)
 
 
 def check_name(name: str) -> None:
-    """Refuses an optimizer that timm does not know, or that needs second derivatives, which no step here computes.
+    """Refuse an optimizer that timm does not know, or that needs second derivatives.
 
     Raises:
-        MisconfigurationException: Names similar ones.
+        MisconfigurationException: The message lists similar names.
     """
     known = [str(optimizer) for optimizer in timm.optim.list_optimizers()]
     if name not in known:
@@ -104,37 +104,40 @@ def check_name(name: str) -> None:
             f"--model.optimizer {name!r} is not a timm optimizer. Similar: {', '.join(near)}."
         )
     if timm.optim.get_optimizer_info(name).second_order:
-        raise MisconfigurationException(f"--model.optimizer {name} needs second derivatives. Take adamw, for example.")
+        raise MisconfigurationException(
+            f"--model.optimizer {name} needs second derivatives, which training does not compute. Use another "
+            "optimizer, such as adamw."
+        )
 
 
-LINEAR = ("sgd", "momentum", "lars", "nesterov")
+LINEAR_SCALING = ("sgd", "momentum", "lars", "nesterov")  # parts of the names of optimizers
 
 
 def lr_factor(optimizer: str, batch: int, reference: int | None) -> float:
-    """Factor on the learning rate for another global batch than the one it was chosen for.
+    """Return the factor that adapts a learning rate to another global batch size.
 
-    Linear for SGD and its relatives (Goyal et al. 2017, arXiv:1706.02677), square root for adaptive optimizers (Malladi
-    et al. 2022, arXiv:2205.10287).
+    The rule is linear for SGD and its variants (Goyal et al. 2017, arXiv:1706.02677) and a square root for adaptive
+    optimizers (Malladi et al. 2022, arXiv:2205.10287).
 
     Args:
-        optimizer: timm's name.
-        batch: Images to an optimizer step, over all devices.
-        reference: The batch that the rate is meant for; ``None`` for no scaling.
+        optimizer: timm name.
+        batch: Images per optimizer step, over all devices.
+        reference: Batch size that the learning rate was chosen for; ``None`` for no scaling.
     """
     if reference is None:
         return 1.0
     ratio = batch / reference
-    return ratio if any(word in optimizer for word in LINEAR) else math.sqrt(ratio)
+    return ratio if any(part in optimizer for part in LINEAR_SCALING) else math.sqrt(ratio)
 
 
 def scaled_lr(trainer: Any, optimizer: str, lr: float, reference: int | None) -> float:
-    """Says what the global batch is, and what learning rate it gets.
+    """Return the peak learning rate for the global batch size of a run, and log both.
 
     Args:
-        trainer: With its data module.
-        optimizer: timm's name.
-        lr: As typed.
-        reference: The batch that it is meant for, see :func:`lr_factor`.
+        trainer: Trainer with its data module.
+        optimizer: timm name.
+        lr: Learning rate as configured.
+        reference: Batch size that it was chosen for, see :func:`lr_factor`.
     """
     per_device = getattr(trainer.datamodule, "batch_size", None)
     if per_device is None:
@@ -147,35 +150,54 @@ def scaled_lr(trainer: Any, optimizer: str, lr: float, reference: int | None) ->
     return lr
 
 
-class WarmupCosine(CosineLRScheduler):
-    """Linear warm-up to the optimizer's rate, then a half cosine down to ``min_lr`` at the last optimizer step.
+class WarmupCosine:
+    """Linear warm-up to the optimizer's learning rate, then a half cosine down to ``min_lr`` at the last step.
 
-    The rate is a function of the step alone and keeps no state: a resumed run with a new length or rate follows the
-    schedule that was asked for.
+    The learning rate is a function of the optimizer step alone, without state: a resumed run follows the schedule of
+    its own length and peak. Learning rates do not change before :meth:`set_length`.
 
     Args:
-        optimizer: Its groups hold the peak rate.
-        steps: Optimizer steps of the whole run.
-        warmup: Share of the steps spent on warm-up.
-        min_lr: Rate at the end.
+        optimizer: Its parameter groups contain the peak learning rate.
+        warmup: Fraction of all optimizer steps spent on warm-up.
+        min_lr: Learning rate at the end.
     """
 
-    def __init__(self, optimizer: Optimizer, steps: int, warmup: float, min_lr: float) -> None:
-        warmup_steps = min(round(warmup * steps), steps - 1)
-        peak = max(group["lr"] for group in optimizer.param_groups)
-        super().__init__(
-            optimizer,
+    def __init__(self, optimizer: Optimizer, warmup: float, min_lr: float) -> None:
+        self.optimizer = optimizer
+        self.warmup = warmup
+        self.min_lr = min_lr
+        self._cosine: CosineLRScheduler | None = None
+
+    def set_length(self, steps: int) -> None:
+        """Set the number of optimizer steps of the whole run, and the learning rate of the first one."""
+        warmup_steps = min(round(self.warmup * steps), steps - 1)
+        peak = max(group["lr"] for group in self.optimizer.param_groups)
+        self._cosine = CosineLRScheduler(
+            self.optimizer,
             t_initial=max(1, steps - warmup_steps),
-            lr_min=min_lr,
+            lr_min=self.min_lr,
             warmup_t=warmup_steps,
-            warmup_lr_init=peak / (warmup_steps + 1),  # the first step counts: it does not start from zero
+            warmup_lr_init=peak / (warmup_steps + 1),  # not zero, so that the first step counts
             warmup_prefix=True,
             t_in_epochs=False,
         )
 
+    def step_update(self, steps_done: int) -> None:
+        """Set the learning rate of the next optimizer step.
+
+        Args:
+            steps_done: Optimizer steps since the start of the run.
+
+        Raises:
+            RuntimeError: The length of the run was not set.
+        """
+        if self._cosine is None:
+            raise RuntimeError("WarmupCosine.set_length(steps) must be called before step_update")
+        self._cosine.step_update(steps_done)
+
     def state_dict(self) -> dict[str, Any]:
-        """Returns nothing: the rate is a function of the step."""
+        """Return an empty state: the learning rate is a function of the step."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Ignores the state of other schedules."""
+        """Ignore the state of other schedules."""

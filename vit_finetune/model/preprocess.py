@@ -1,4 +1,4 @@
-"""From stored images to model input: normalize, then resize, on the model's device."""
+"""Preprocessing on the device of the model: normalize the stored images, then resize them."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -6,15 +6,16 @@ from functools import lru_cache
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from typing_extensions import override
 
 
 class Preprocess(nn.Module):
-    """Turns uint8 images of any size into the normalized input of one model.
+    """Convert uint8 images of any size to the normalized input of one model.
 
-    It is part of the model, so training, evaluation, prediction and an exported file cannot disagree. Images are
+    As a part of the model, it is the same in training, evaluation, prediction and an exported file. Images are
     normalized at their stored size and resized by two small matrix products, one for the rows and one for the columns.
-    The result equals ``F.interpolate(mode=..., antialias=True)`` and is much cheaper for small images; it can
-    overshoot the range of the source by what the cubic kernel does, where an image library would clip.
+    The result equals ``F.interpolate(mode=..., antialias=True)`` and is much cheaper for small images. Unlike image
+    libraries, it does not clip where the cubic kernel overshoots the range of the source.
 
     Args:
         size: Height and width of the output in pixels.
@@ -39,13 +40,13 @@ class Preprocess(nn.Module):
         self.register_buffer("shift", (-channel_mean / channel_std)[:, None, None], persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Preprocesses a batch.
+        """Preprocess a batch.
 
         Args:
             images: uint8, shape ``(B, 3, h, w)``.
 
         Returns:
-            Shape ``(B, 3, *size)``; float32, or the dtype of autocast or of a model kept in half precision.
+            Shape ``(B, 3, *size)``; float32, or the dtype of autocast or of a model in half precision.
         """
         x = images.to(self.scale.dtype) * self.scale + self.shift
         height, width = x.shape[-2:]
@@ -55,19 +56,19 @@ class Preprocess(nn.Module):
         columns = resize_matrix(width, self.size[1], self.interpolation, x.device, x.dtype)
         return rows @ (x @ columns.T)
 
+    @override
     def extra_repr(self) -> str:
-        """Shows the constants in ``print(model)``."""
         return f"size={self.size}, mean={self.mean}, std={self.std}, interpolation={self.interpolation!r}"
 
 
 @lru_cache(maxsize=64)
 def resize_matrix(source: int, target: int, mode: str, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Weights that resize ``source`` pixels to ``target`` pixels along one axis.
+    """Return the matrix that resizes ``source`` pixels to ``target`` pixels along one axis.
 
-    Resizing is linear, so resizing the identity matrix with the library's own kernel gives the weights.
+    Resizing is linear, so ``F.interpolate`` of the identity matrix is the matrix.
 
     Returns:
-        Shape ``(target, source)``, rows adding up to 1.
+        Shape ``(target, source)``, each row with the sum 1.
     """
     with torch.inference_mode(False), torch.autocast(device.type, enabled=False):
         identity = torch.eye(source, dtype=torch.float32)[None, None]

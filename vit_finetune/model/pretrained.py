@@ -1,4 +1,4 @@
-"""The weights that come with this package, and how their file is made from a checkpoint."""
+"""Bundled weights: the file that comes with this package, and the command that makes it from a checkpoint."""
 
 import sys
 from pathlib import Path
@@ -7,50 +7,51 @@ import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from torch import nn
 
-BUNDLED = "embedded"  # what --model.weights calls them
+BUNDLED = "embedded"  # value of --model.weights
 PATH = Path(__file__).parent / "weights" / "contours.safetensors"
 
 
 def incompatibility(net: nn.Module) -> str | None:
-    """Says in a sentence why the embedded weights do not belong to a network, ``None`` if they do; reads no values.
+    """Return why the bundled weights do not fit a network, ``None`` if they do; only shapes are read.
 
     Args:
-        net: A timm ViT, on any device, meta too. Image and patch size may differ: what depends on them is resampled.
+        net: A timm ViT on any device, also meta. Image and patch size may differ, since both are resampled.
     """
     from safetensors import safe_open
 
-    def sizes(tensors: dict[str, list[int]]) -> dict[str, list[int] | None]:
+    def shapes(tensors: dict[str, list[int]]) -> dict[str, list[int] | None]:
         resampled = ("pos_embed", "patch_embed.proj.weight")
-        return {key: None if key in resampled else size for key, size in tensors.items() if not key.startswith("head.")}
+        kept = {key: shape for key, shape in tensors.items() if not key.startswith("head.")}
+        return {key: None if key in resampled else shape for key, shape in kept.items()}
 
     with safe_open(PATH, "pt") as file:
-        held = {key: file.get_slice(key).get_shape() for key in file.keys()}  # noqa: SIM118 it is no mapping
-    if sizes(held) == sizes({key: list(value.shape) for key, value in net.state_dict().items()}):
+        stored = {key: file.get_slice(key).get_shape() for key in file.keys()}  # noqa: SIM118 not a mapping
+    if shapes(stored) == shapes({key: list(value.shape) for key, value in net.state_dict().items()}):
         return None
     return (
-        f"--model.weights {BUNDLED}: these weights are made for the network of configs/quickstart.yaml. Take its "
-        "--model.name and --model.timm_kwargs, or name a file of weights for this one."
+        f"--model.weights {BUNDLED}: the bundled weights are made for the network of configs/quickstart.yaml. Use its "
+        "--model.name and --model.timm_kwargs, or a file of weights for this network."
     )
 
 
 def strip(checkpoint: Path, target: Path) -> None:
-    """Writes the backbone of a checkpoint in float16: no head, no optimizer, half the size.
+    """Write the backbone of a checkpoint in float16: without head and optimizer state, half the size.
 
-    Input format, classes and training data of the head are gone with it: whoever loads the file brings a new head, and
-    the mean and standard deviation that the network's name stands for.
+    The file does not tell the input format and the classes: whoever loads it gets a new head, and the mean and
+    standard deviation that belong to the name of the network.
 
     Raises:
-        MisconfigurationException: The file is no checkpoint of this project, or the target exists.
+        MisconfigurationException: The file is not a checkpoint of this project, or the target exists.
     """
     from safetensors.torch import save_file
 
     if target.exists():
-        raise MisconfigurationException(f"{target} exists; move it away or name another file")
+        raise MisconfigurationException(f"{target} already exists; move it away or choose another file")
     try:
         content = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
         preprocessing = content["vit_finetune"]["preprocessing"]
-    except Exception as error:  # torch raises anything on files that are none of its own
-        raise MisconfigurationException(f"{checkpoint} is no checkpoint of this project: {error}") from error
+    except Exception as error:  # torch raises all kinds of errors on files that are not checkpoints
+        raise MisconfigurationException(f"{checkpoint} is not a checkpoint of this project: {error}") from error
     tensors = {
         key.removeprefix("net."): value.half().contiguous()
         for key, value in content["state_dict"].items()

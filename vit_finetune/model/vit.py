@@ -1,4 +1,4 @@
-"""The timm Vision Transformer: architecture, weights, speed switches, input format."""
+"""The timm Vision Transformer: architecture, pretrained weights, input format, attention kernel."""
 
 import difflib
 import inspect
@@ -10,78 +10,71 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch import Tensor, nn
 
-from vit_finetune.model import pretrained
+from vit_finetune.model import lora
+from vit_finetune.model import pretrained as bundled
+from vit_finetune.model.config import ViTConfig
 from vit_finetune.model.preprocess import Preprocess
 
-HUB_TIMEOUT = 5.0  # seconds without an answer after which the hub counts as out of reach
+HUB_TIMEOUT = 5.0  # seconds to wait for a response of the Hugging Face hub
 
 
-def build(
-    name: str,
-    num_classes: int,
-    img_size: int | None,
-    drop_path: float,
-    timm_kwargs: dict[str, Any] | None,
-    pretrained: bool = False,
-) -> nn.Module:
-    """Builds the network, with random weights or with those of its name and a new head.
+def build(config: ViTConfig, num_classes: int, *, pretrained: bool = False) -> nn.Module:
+    """Build the network, with random weights or with the pretrained weights of its name and a new head.
+
+    Freezing, LoRA and gradient checkpointing are left to the caller.
 
     Raises:
-        MisconfigurationException: The name is unknown, the options do not fit it, or the size is no multiple of the
-            patch size.
+        MisconfigurationException: The name is unknown, the options do not fit it, or the input size is not divisible
+            by the patch size.
     """
-    check_name(name)
-    name = current_name(name)
-    options = dict(timm_kwargs or {})
-    if img_size is not None:
-        options["img_size"] = img_size
+    check_name(config.name)
+    name = current_name(config.name)
+    options = dict(config.timm_kwargs)
+    if config.img_size is not None:
+        options["img_size"] = config.img_size
     try:
-        net = timm.create_model(
-            name, pretrained=pretrained, num_classes=num_classes, drop_path_rate=drop_path, **options
+        net: nn.Module = timm.create_model(
+            name, pretrained=pretrained, num_classes=num_classes, drop_path_rate=config.drop_path, **options
         )
     except (TypeError, ValueError, AssertionError, RuntimeError) as error:
         with torch.device("meta"):
-            _require_vit(name, timm.create_model(name))
+            _check_architecture(name, timm.create_model(name))
         raise MisconfigurationException(
-            f"timm cannot build {name} with --model.img_size {img_size} and --model.timm_kwargs {options}: {error}"
+            f"timm cannot build {name} with --model.img_size {config.img_size} and --model.timm_kwargs "
+            f"{config.timm_kwargs}: {error}"
         ) from error
-    _require_vit(name, net)
+    _check_architecture(name, net)
     _check_patches(name, net)
     return net
 
 
-def _require_vit(name: str, net: nn.Module) -> None:
-    if not hasattr(net, "patch_embed") or not hasattr(net, "blocks"):
-        raise MisconfigurationException(f"--model.name {name} is no Vision Transformer; try vit_small_patch16_224.")
-
-
-def parameter_bytes(hparams: Any, num_classes: int = 1000) -> int:
-    """Size of the weights in 32 bits, without allocating them; the options are checked by the way.
-
-    Raises:
-        MisconfigurationException: See :func:`build`.
-    """
-    return 4 * sum(parameter.numel() for parameter in build_meta(hparams, num_classes).parameters())
-
-
-def build_meta(hparams: Any, num_classes: int) -> nn.Module:
-    """Builds the network on the meta device, where tensors have shapes and no values: costs no memory.
+def build_meta(config: ViTConfig, num_classes: int) -> nn.Module:
+    """Build the network on the meta device, without values or memory; the backbone is frozen if the options say so.
 
     Raises:
         MisconfigurationException: See :func:`build`.
     """
     with torch.device("meta"):
-        net = build(hparams["name"], num_classes, hparams["img_size"], hparams["drop_path"], hparams["timm_kwargs"])
-    if hparams["freeze_backbone"]:
+        net = build(config, num_classes)
+    if config.freeze_backbone:
         freeze_backbone(net)
     return net
 
 
-def check_name(name: str) -> None:
-    """Refuses names that timm does not know.
+def parameter_bytes(config: ViTConfig, num_classes: int = 1000) -> int:
+    """Return the size of the parameters in float32; nothing is allocated.
 
     Raises:
-        MisconfigurationException: Names similar ones.
+        MisconfigurationException: See :func:`build`.
+    """
+    return 4 * sum(parameter.numel() for parameter in build_meta(config, num_classes).parameters())
+
+
+def check_name(name: str) -> None:
+    """Refuse names that timm does not know.
+
+    Raises:
+        MisconfigurationException: The message lists similar names.
     """
     architecture, _, tag = name.partition(".")
     if not timm.is_model(architecture) and ":" not in name:
@@ -96,9 +89,14 @@ def check_name(name: str) -> None:
 
 
 def current_name(name: str) -> str:
-    """The name that timm uses today for a model that older texts call otherwise, such as ``vit_..._in21k``."""
-    moved = timm.models.get_deprecated_models("vision_transformer")
-    return str(moved.get(name, name))
+    """Return timm's present name for a model that was renamed, such as ``vit_..._in21k``."""
+    renamed = timm.models.get_deprecated_models("vision_transformer")
+    return str(renamed.get(name, name))
+
+
+def _check_architecture(name: str, net: nn.Module) -> None:
+    if not hasattr(net, "patch_embed") or not hasattr(net, "blocks"):
+        raise MisconfigurationException(f"--model.name {name} is not a Vision Transformer; try vit_small_patch16_224.")
 
 
 def _check_patches(name: str, net: Any) -> None:
@@ -106,87 +104,116 @@ def _check_patches(name: str, net: Any) -> None:
     if size is not None and any(s % p for s, p in zip(size, patch, strict=True)):
         below, above = (size[0] // patch[0]) * patch[0], (size[0] // patch[0] + 1) * patch[0]
         raise MisconfigurationException(
-            f"--model.img_size {size[0]} is no multiple of the {patch[0]}-pixel patches of {name}; "
+            f"--model.img_size {size[0]} is not divisible by the patch size {patch[0]} of {name}; "
             f"use {below or above} or {above}."
         )
 
 
-def data_config(
-    name: str,
-    img_size: int | None,
-    timm_kwargs: dict[str, Any] | None,
-    mean: list[float] | None,
-    std: list[float] | None,
-) -> dict[str, Any]:
-    """Input format that the weights of this name were trained for, as timm records it.
+def head_names(net: nn.Module) -> tuple[str, ...]:
+    """Return the names of the layers that map features to logits."""
+    config: Any = net.pretrained_cfg
+    classifier = config.get("classifier") or "head"
+    return (classifier,) if isinstance(classifier, str) else tuple(classifier)
+
+
+def freeze_backbone(net: nn.Module) -> None:
+    """Freeze everything but the head, in place, and turn off dropout and stochastic depth in what is frozen.
+
+    Lightning keeps the evaluation mode of the frozen modules in ``fit``, after validation and after resuming.
+    """
+    net.requires_grad_(False).eval()
+    for name in head_names(net):
+        net.get_submodule(name).requires_grad_(True).train()
+
+
+def set_attention_kernel(net: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
+    """Turn timm's fused attention off where it is slow, in 16 bits on a CPU, and leave it on elsewhere.
+
+    Measured with ViT-Ti at 32 pixels, batch 32, bf16-mixed, one thread of an AMD EPYC with AVX512-BF16: a step takes
+    450 ms with the fused kernel and 260 ms without; in fp32 both take 840 ms.
 
     Args:
-        name: timm name with or without a weight tag.
-        img_size: Overrides the side in pixels.
-        timm_kwargs: May hold ``img_size`` too.
-        mean: Overrides the channel means.
-        std: Overrides the channel deviations.
+        net: A timm ViT.
+        device: Device that the network runs on.
+        dtype: Type of matrix products, see :func:`vit_finetune.model.precision.compute_dtype`.
+    """
+    slow = device.type == "cpu" and dtype in (torch.float16, torch.bfloat16)
+    module: Any
+    for module in net.modules():
+        if hasattr(module, "fused_attn"):
+            module.fused_attn = not slow and timm.layers.use_fused_attn()
+
+
+# Input format
+
+
+def data_config(config: ViTConfig) -> dict[str, Any]:
+    """Return the input format: that of the pretrained weights as recorded by timm, unless the options say otherwise.
 
     Returns:
         ``size`` (height, width), ``mean``, ``std``, ``interpolation``; the arguments of :class:`Preprocess`.
     """
-    check_name(name)
-    known = timm.get_pretrained_cfg(current_name(name), allow_unregistered=True)
-    config = timm.data.resolve_data_config(pretrained_cfg=known.to_dict() if known else {})
-    side = img_size or (timm_kwargs or {}).get("img_size")
-    size = (side, side) if isinstance(side, int) else tuple(side or config["input_size"][1:])
-    interpolation = config["interpolation"] if config["interpolation"] in ("bilinear", "bicubic") else "bicubic"
-    return {"size": size, "mean": mean or config["mean"], "std": std or config["std"], "interpolation": interpolation}
+    check_name(config.name)
+    known = timm.get_pretrained_cfg(current_name(config.name), allow_unregistered=True)
+    default = timm.data.resolve_data_config(pretrained_cfg=known.to_dict() if known else {})
+    side = config.img_size or config.timm_kwargs.get("img_size")
+    return {
+        "size": (side, side) if isinstance(side, int) else tuple(side or default["input_size"][1:]),
+        "mean": config.mean or default["mean"],
+        "std": config.std or default["std"],
+        "interpolation": "bilinear" if default["interpolation"] == "bilinear" else "bicubic",
+    }
 
 
-def preprocessing(config: dict[str, Any]) -> Preprocess:
-    """Builds the module that brings stored images into the format of :func:`data_config`."""
-    return Preprocess(**config)
+def build_preprocess(config: ViTConfig) -> Preprocess:
+    """Build the module that brings stored images into the format of :func:`data_config`."""
+    return Preprocess(**data_config(config))
+
+
+# Pretrained weights
 
 
 def weights_unavailable_reason(name: str) -> str | None:
-    """Says in a sentence why the pretrained weights of this name cannot be had, ``None`` if they can.
+    """Return why the pretrained weights of a timm name cannot be loaded, ``None`` if they can.
 
-    Looks into the local cache of the hub first, then asks the hub once, with a short time limit; downloads nothing.
+    Look into the local cache, then send the Hugging Face hub one request with a short timeout; download nothing.
     """
     from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
     from huggingface_hub.errors import EntryNotFoundError
 
     known = timm.get_pretrained_cfg(current_name(name), allow_unregistered=True)
     if known is None or not known.has_weights:
-        return f"there are no pretrained weights for --model.name {name}; set --model.pretrained false"
+        return f"There are no pretrained weights for --model.name {name}; set --model.pretrained false."
     if not known.hf_hub_id:
-        return None  # an address outside the hub; the download itself has to tell
+        return None  # hosted elsewhere: only the download can tell
     filename = known.hf_hub_filename or "model.safetensors"
     if isinstance(try_to_load_from_cache(known.hf_hub_id, filename), str):
         return None
     try:
         get_hf_file_metadata(hf_hub_url(known.hf_hub_id, filename), timeout=HUB_TIMEOUT)
     except EntryNotFoundError:
-        return None  # the hub answers; timm knows the other file names
-    except Exception as error:  # each release of the hub client has its own family of network errors
+        return None  # the hub is reachable; timm tries other file names
+    except Exception as error:  # each release of the hub client has its own hierarchy of network errors
         return (
-            f"the pretrained weights of {name} are not in the local cache and the hub is out of reach ({error}). "
-            "Name a local file with --model.weights FILE, train from scratch with --model.pretrained false, or set "
-            "HF_HOME to a cache that holds them"
+            f"The pretrained weights of {name} are not in the local cache and the Hugging Face hub cannot be reached "
+            f"({error}). Use a local file: --model.weights FILE, train from scratch: --model.pretrained false, or set "
+            "HF_HOME to a cache that contains them."
         )
     return None
 
 
 def load_local_weights(net: nn.Module, path: str) -> None:
-    """Fills the network from a file: ``.safetensors``, ``.pth``, a checkpoint of this project, or ``embedded``.
+    """Load weights from a file: ``.safetensors``, ``.pth``, a checkpoint of this project, or ``embedded``.
 
-    Position embeddings are resampled to the network's size. The head is taken over if the file has one for the same
+    Position embeddings are resampled to the size of the network. The head is loaded if the file has one for the same
     number of classes, and stays random otherwise.
 
     Raises:
         MisconfigurationException: The file cannot be read or belongs to another architecture.
     """
-    from vit_finetune.model import lora  # which imports this module
-
     try:
-        state = timm.models.load_state_dict(str(pretrained.PATH) if path == pretrained.BUNDLED else path)
-    except Exception as error:  # the readers raise anything on files that hold no weights
+        state = timm.models.load_state_dict(str(bundled.PATH) if path == bundled.BUNDLED else path)
+    except Exception as error:  # the readers raise all kinds of errors on files that are not weights
         raise MisconfigurationException(f"--model.weights {path} cannot be read as weights: {error}") from error
     prefix = "net."
     if any(key.startswith(prefix) for key in state):
@@ -196,7 +223,7 @@ def load_local_weights(net: nn.Module, path: str) -> None:
 
 
 def _load(net: nn.Module, state: dict[str, Tensor], source: str) -> None:
-    """Fits a state dict to the network by timm's own conversion and loads it, saying what became of it."""
+    """Adapt a state dict to the network by timm's own conversion, load it, and log what was adapted."""
     heads = head_names(net)
     adapt = getattr(inspect.getmodule(type(net)), "checkpoint_filter_fn", None)
     before = state.get("pos_embed")
@@ -208,7 +235,8 @@ def _load(net: nn.Module, state: dict[str, Tensor], source: str) -> None:
                 del state[key]
         result = net.load_state_dict(state, strict=False)
     except (RuntimeError, KeyError, AttributeError) as error:
-        raise MisconfigurationException(f"{source} do not fit this network: {_first_lines(error)}") from error
+        details = " ".join(line.strip() for line in str(error).splitlines()[:3])
+        raise MisconfigurationException(f"{source} do not fit this network: {details}") from error
     missing = [key for key in result.missing_keys if not key.startswith(heads)]
     if missing:
         raise MisconfigurationException(
@@ -218,37 +246,5 @@ def _load(net: nn.Module, state: dict[str, Tensor], source: str) -> None:
     after = state.get("pos_embed")
     if before is not None and after is not None and before.shape != after.shape:
         rank_zero_info(f"position embedding resampled from {before.shape[1]} to {after.shape[1]} tokens")
-    head = "new, random" if any(key.startswith(heads) for key in result.missing_keys) else "taken over"
+    head = "newly initialized" if any(key.startswith(heads) for key in result.missing_keys) else "loaded"
     rank_zero_info(f"{source}: {len(state)} tensors loaded; head {head}")
-
-
-def head_names(net: nn.Module) -> tuple[str, ...]:
-    """Names of the layers that map features to logits."""
-    classifier = net.pretrained_cfg.get("classifier") or "head"  # type: ignore[union-attr,operator]
-    return (classifier,) if isinstance(classifier, str) else tuple(classifier)
-
-
-def _first_lines(error: Exception, most: int = 3) -> str:
-    return " ".join(line.strip() for line in str(error).splitlines()[:most])
-
-
-def freeze_backbone(net: nn.Module) -> None:
-    """Leaves only the head trainable; the rest also stops dropping paths and units.
-
-    Lightning keeps modules in evaluation mode that were so before ``fit``, after validation and on resume too.
-    """
-    net.requires_grad_(False).eval()
-    for name in head_names(net):
-        net.get_submodule(name).requires_grad_(True).train()
-
-
-def choose_attention(net: nn.Module, device: torch.device, precision: str) -> None:
-    """Switches timm's fused attention off where it is slow: in 16 bits on a CPU.
-
-    Measured with ViT-Ti at 32 pixels, batch 32, bf16-mixed, one thread of an AMD EPYC with AVX512-BF16: a step takes
-    450 ms with the fused kernel and 260 ms without; in fp32 both take 840 ms.
-    """
-    slow = device.type == "cpu" and "16" in precision
-    for module in net.modules():
-        if hasattr(module, "fused_attn"):
-            setattr(module, "fused_attn", not slow and timm.layers.use_fused_attn())  # noqa: B010

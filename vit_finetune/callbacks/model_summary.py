@@ -1,0 +1,45 @@
+"""Summary of the model that a run prints before it trains."""
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelSummary as LightningModelSummary
+from lightning.pytorch.utilities.model_summary import get_human_readable_count
+from typing_extensions import override
+
+from vit_finetune.module import ViTClassifier
+
+
+class ModelSummary(LightningModelSummary):
+    """Print name, input, parameters and forward FLOPs of the network in two lines.
+
+    Lightning's table has a row for each metric, and no FLOPs, for which it would need an example batch. Here everything
+    is computed on the meta device, so the numbers are those of the whole network under every strategy.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    @override
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not isinstance(pl_module, ViTClassifier):
+            super().on_fit_start(trainer, pl_module)
+        elif trainer.is_global_zero:
+            print(_describe(pl_module), flush=True)
+
+
+def _describe(module: ViTClassifier) -> str:
+    from vit_finetune.model import lora, vit
+    from vit_finetune.model.flops import forward_flops
+
+    config, classes = module.config, len(module.class_names or [])
+    net = vit.build_meta(config, classes)
+    if config.lora_rank:
+        lora.add(net, config.lora_rank, vit.head_names(net))
+    sizes = {name: parameter.numel() for name, parameter in net.named_parameters()}
+    trainable = sum(sizes[name] for name, parameter in net.named_parameters() if parameter.requires_grad)
+    height, width = vit.data_config(config)["size"]
+    total, trained = (get_human_readable_count(count).strip() for count in (sum(sizes.values()), trainable))
+    gigaflops = forward_flops(config, classes) / 1e9
+    return (
+        f"model  {config.name}  input {height} x {width}  {classes} classes\n"
+        f"       {total} parameters ({trained} trainable)  {gigaflops:.3g} GFLOPs per image (forward pass)"
+    )

@@ -17,7 +17,7 @@ from PIL import Image
 from torchvision import datasets
 
 from vit_finetune import main
-from vit_finetune.runs import read_scalars
+from vit_finetune.evaluation.runs import read_scalars
 
 # The networks of the tests are too small for more: on a busy machine threads mostly wait for one another.
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for processes that tests start

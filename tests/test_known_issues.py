@@ -1,4 +1,4 @@
-"""Troubles that users of such software report, where no other file has their test; KNOWN_ISSUES.md lists all of them."""
+"""Issues that users of similar tools report, if no other file tests them; KNOWN_ISSUES.md lists all of them."""
 
 import inspect
 import os
@@ -35,7 +35,7 @@ def test_every_case_has_a_test() -> None:
 
 
 def options_of(cls: type) -> set[str]:
-    """Names of the constructor's options, those of the base classes included."""
+    """Options of the constructor, including those of the base classes."""
     return {
         name
         for base in cls.__mro__
@@ -83,7 +83,7 @@ def test_a_remainder_of_one_image_is_trained_on(tmp_path: Path) -> None:
 
 
 def test_short_epochs_have_curves(folder_args: list[str], tmp_path: Path) -> None:
-    """Five batches an epoch and a logging interval of fifty: a point at the end of each epoch all the same."""
+    """With five batches per epoch and a logging interval of fifty, each epoch still ends with a point."""
     main(["fit", *folder_args, "--trainer.max_epochs=3"])
     tags = scalars(tmp_path / "runs")
     for name in ("train/loss_step", "train/loss", "val/loss", "train/lr"):
@@ -97,7 +97,7 @@ def test_short_epochs_have_curves(folder_args: list[str], tmp_path: Path) -> Non
 def test_early_stopping_counts_validations(
     folder_args: list[str], tmp_path: Path, options: list[str], least: int
 ) -> None:
-    """With a rate of nothing no validation is better than the first, so the second one ends the run."""
+    """No validation can be better than the first by min_delta, so the second one ends the run."""
     stopping = ["--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.monitor=val/loss"]
     stopping += ["--trainer.callbacks.patience=1", "--trainer.callbacks.min_delta=10"]
     main(["fit", *folder_args, "--trainer.max_epochs=6", *stopping, *options])
@@ -136,8 +136,8 @@ def test_distilled_and_averaging_networks_train(folder_args: list[str]) -> None:
 @pytest.mark.parametrize(
     ("variables", "devices", "refused"),
     [
-        ({}, 1, True),  # Lightning wants the tasks counted by node
-        ({"SLURM_NTASKS_PER_NODE": "2"}, 1, False),  # a run of its own within the allocation
+        ({}, 1, True),  # Lightning expects the number of tasks per node
+        ({"SLURM_NTASKS_PER_NODE": "2"}, 1, False),  # a single process within the allocation
         ({"SLURM_NTASKS_PER_NODE": "2"}, 2, True),
         ({"SLURM_NTASKS_PER_NODE": "2", "SLURM_PROCID": "0"}, 2, True),  # a batch script without srun
         ({"SLURM_JOB_NAME": "bash"}, 1, False),
@@ -173,7 +173,7 @@ def test_shared_checkpoint_folder_says_what_it_wrote(
 
 
 def test_a_short_last_window_is_an_average_too(folder_args: list[str], tmp_path: Path) -> None:
-    """Five batches: a window of eight takes the step that a window of five takes; of two, three steps."""
+    """With five batches, windows of eight and of five take the same single step; windows of two take three steps."""
     plain = ["--model.optimizer=sgd", "--model.warmup=0", "--data.flip=false", "--data.shift=0", "--model.lr=0.1"]
     ends = {}
     for window, steps in ((5, 1), (8, 1), (2, 3)):
@@ -186,6 +186,15 @@ def test_a_short_last_window_is_an_average_too(folder_args: list[str], tmp_path:
     assert not equal(ends[5], ends[2])
 
 
+def test_logger_that_logs_a_graph_changes_nothing(folder_args: list[str], tmp_path: Path) -> None:
+    """Without an example input, Lightning warns and logs no graph; training is not affected."""
+    main(["fit", *folder_args, "--experiment=plain"])
+    logger = ["--trainer.logger=TensorBoardLogger", "--trainer.logger.save_dir=logs", "--trainer.logger.log_graph=true"]
+    with pytest.warns(UserWarning, match="example_input_array"):
+        main(["fit", *folder_args, *logger])
+    assert equal(*(weights(only(tmp_path / folder, "last.ckpt")) for folder in ("runs", "logs")))
+
+
 def test_deterministic_mode_runs_and_agrees(folder_args: list[str], tmp_path: Path) -> None:
     for name in ("one", "two"):
         main(["fit", *folder_args, "--trainer.deterministic=true", f"--experiment={name}"])
@@ -194,7 +203,7 @@ def test_deterministic_mode_runs_and_agrees(folder_args: list[str], tmp_path: Pa
 
 
 def test_worker_count_changes_nothing(folder_args: list[str], tmp_path: Path) -> None:
-    """Augmentation is drawn on the device from seed and step, so workers have no random numbers to differ in."""
+    """Augmentation runs on the device and depends on seed and step, so workers draw no random numbers."""
     for workers in (0, 2):
         main(["fit", *folder_args, "--data.cache_gb=0", f"--data.num_workers={workers}", f"--experiment=w{workers}"])
     assert equal(*(weights(only(tmp_path / "runs" / f"w{workers}", "last.ckpt")) for workers in (0, 2)))
@@ -203,7 +212,7 @@ def test_worker_count_changes_nothing(folder_args: list[str], tmp_path: Path) ->
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="mounting takes root")
 @pytest.mark.slow
 def test_workers_without_shared_memory_end_in_a_line(tree: Path) -> None:
-    """Two workers and 64 KB of /dev/shm: no hang, no workers left behind; none of it matters without workers."""
+    """With 64 KB of /dev/shm, two workers end in an error and do not hang; without workers, the run succeeds."""
     options = [*TINY, "--data=ImageFolder", f"--data.root={tree}", "--data.cache_gb=0", "--data.size=400"]
     for workers, code in ((2, 1), (0, 0)):
         fit = shlex.join([sys.executable, "-m", "vit_finetune", "fit", *options, f"--data.num_workers={workers}"])
@@ -221,8 +230,8 @@ def test_few_open_files_suffice(tree: Path) -> None:
         Image.new("RGB", (40, 40), (number % 256, 0, 0)).save(tree / "test" / "a" / f"more{number}.png")
     fit = [*TINY, "--data=ImageFolder", f"--data.root={tree}", "--data.cache_gb=0", "--data.num_workers=2"]
     predict = ["--ckpt_path=last", *CPU, "--data.batch_size=1", "--data.num_workers=2", "--data.cache_gb=0"]
-    for words in (["fit", *fit, "--trainer.max_epochs=5"], ["predict", *predict]):
-        command = shlex.join([sys.executable, "-m", "vit_finetune", *words])
+    for args in (["fit", *fit, "--trainer.max_epochs=5"], ["predict", *predict]):
+        command = shlex.join([sys.executable, "-m", "vit_finetune", *args])
         subprocess.run(["bash", "-c", f"ulimit -n 128; exec {command}"], check=True, timeout=120)
     assert len(only(Path.cwd(), "predictions.csv").read_text().splitlines()) == 410
 
@@ -230,7 +239,7 @@ def test_few_open_files_suffice(tree: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("command", [[sys.executable, "-m", "vit_finetune"], ["vit-finetune"]])
 def test_two_processes_from_anywhere_make_one_run(command: list[str], folder_args: list[str], tmp_path: Path) -> None:
-    """By module and by console script, from another folder, with paths relative to it."""
+    """As a module and as a console script, from another folder, with paths relative to it."""
     if shutil.which(command[0]) is None:
         pytest.skip("not installed by pip")
     ddp = ["--trainer.devices=2", "--trainer.strategy=ddp", "--data.root=images"]

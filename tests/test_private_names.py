@@ -2,7 +2,6 @@
 
 import ast
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest

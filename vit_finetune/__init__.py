@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from vit_finetune.data import ImageDataModule as ImageDataModule
     from vit_finetune.data import ImageFolder as ImageFolder
     from vit_finetune.data import Shapes as Shapes
+    from vit_finetune.evaluation import runs as runs
     from vit_finetune.module import ViTClassifier as ViTClassifier
 
 __version__ = "0.1.0"
@@ -30,6 +31,7 @@ _HOMES = {
     "Contours": "data",
     "ImageFolder": "data",
     "Shapes": "data",
+    "runs": "evaluation",
 }
 __all__ = [
     "CIFAR10",
@@ -41,6 +43,7 @@ __all__ = [
     "ViTClassifier",
     "__version__",
     "main",
+    "runs",
 ]
 
 

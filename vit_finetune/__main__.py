@@ -23,8 +23,7 @@ def main(args: ArgsType = None) -> None:
     if isinstance(given, list) and given[:1] == ["benchmark"] and find_spec("vit_finetune.benchmark"):
         from vit_finetune.benchmark.__main__ import main as benchmark
 
-        with cli.report_errors():
-            benchmark(given[1:])
+        benchmark(given[1:])
     else:
         cli.main(args)
 

@@ -9,7 +9,7 @@ class ImageDecodeError(MisconfigurationException):
     """A file cannot be read as an image; the message names the file and the reason."""
 
     def __init__(self, message: str) -> None:
-        # A DataLoader worker re-raises an error with its whole traceback as the message; the original one is at its end.
+        # A DataLoader worker re-raises an error with its traceback as the message; the original message is at the end.
         super().__init__(message.rpartition(f"{type(self).__name__}: ")[2].rstrip())
 
 

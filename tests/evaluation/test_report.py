@@ -14,7 +14,7 @@ from tests.conftest import CPU, make_tree, only
 from vit_finetune import main
 from vit_finetune.evaluation.report import Report
 from vit_finetune.evaluation.report_writer import markdown, save, terminal
-from vit_finetune.runs import read_scalars
+from vit_finetune.evaluation.runs import read_scalars
 
 NAMES = ["ant", "b|ee", "cat_*", "gone"]
 # Six images: three ants (one predicted as bee), two bees (one predicted as ant), a cat predicted as bee.

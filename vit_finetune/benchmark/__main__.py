@@ -46,8 +46,8 @@ def main(args: list[str]) -> None:
     Raises:
         SystemExit: With code 1 if runs failed, and with code 2 if there is nothing to run or the suite is not valid.
     """
-    options = parser().parse_args(args)
     with report_errors():
+        options = parser().parse_args(args)
         if options.frameworks == bool(options.suite):
             raise MisconfigurationException(
                 "benchmark needs either --suite FILE, such as configs/benchmark/quick.yaml, or --frameworks."

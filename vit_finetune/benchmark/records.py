@@ -13,7 +13,8 @@ from typing import Any
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 import vit_finetune
-from vit_finetune import environment, runs
+from vit_finetune import environment
+from vit_finetune.evaluation import runs
 
 PACKAGES = ("python", "vit_finetune", "torch", "lightning", "timm")
 

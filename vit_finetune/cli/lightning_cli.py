@@ -165,6 +165,7 @@ class ViTCLI(LightningCLI):
         if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
             kwargs["plugins"] = [*plugins, AtomicCheckpointIO()]
         kwargs["callbacks"] = [*_as_list(given.callbacks), *self._own_callbacks(options)]
+        kwargs["enable_model_summary"] = False  # callbacks.ModelSummary replaces it
         try:
             return super().instantiate_trainer(**kwargs)
         except MisconfigurationException as error:

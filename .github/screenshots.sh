@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Takes the README's images of TensorBoard from a finished run:
+# Take the screenshots of TensorBoard for notebooks/README.md from a finished run:
 #
 #   python -m vit_finetune fit --config configs/quickstart.yaml
 #   .github/screenshots.sh runs

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torchvision import datasets
 
 from vit_finetune import main
@@ -170,6 +171,13 @@ def scalars(run: Path) -> dict[str, list[tuple[int, float]]]:
     """Tag to (step, value) pairs of the one run at or below a folder; a resumed run has two event files."""
     (folder,) = {file.parent for file in run.rglob("events.out.tfevents.*")}
     return {tag: [(point.step, point.value) for point in points] for tag, points in read_scalars(folder).items()}
+
+
+def read_events(path: Path) -> EventAccumulator:
+    """Read every scalar, image and tensor of an event file, or of the event files in a folder."""
+    events = EventAccumulator(str(path), {"scalars": 0, "images": 0, "tensors": 0})
+    events.Reload()
+    return events
 
 
 def weights(checkpoint: Path) -> dict[str, torch.Tensor]:

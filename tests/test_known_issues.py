@@ -14,6 +14,7 @@ import pytest
 import torch
 import yaml
 from PIL import Image
+from torch.utils.tensorboard import SummaryWriter
 
 from tests.conftest import CPU, TINY, equal, make_tree, only, scalars, weights
 from vit_finetune import CIFAR10, ImageFolder, Shapes, ViTClassifier, main
@@ -57,9 +58,9 @@ def test_other_classes_than_the_checkpoints_are_refused(
     main(["fit", *folder_args])
     last = only(tmp_path, "last.ckpt")
     message = fails("test", f"--ckpt_path={last}", *CPU, "--model.class_names=[a,b,c,d]")
-    assert "The checkpoint's classes are a, b, c; --model.class_names or the data asks for a, b, c, d." in message
+    assert "The checkpoint's classes are a, b, c; --model.class_names or the data has a, b, c, d." in message
     message = fails("test", f"--ckpt_path={last}", *CPU, "--model.img_size=64")
-    assert "does not fit the network" in message and "img_size" in message
+    assert "does not match the network" in message and "img_size" in message
 
 
 @pytest.mark.parametrize(("batch", "workers"), [(1, 0), (4, 1), (64, 2), (4, 8)])
@@ -128,9 +129,13 @@ def test_older_name_of_a_model_works_and_is_recorded(tmp_path: Path, caplog: pyt
     assert torch.load(only(tmp_path, "last.ckpt"), weights_only=True)["hyper_parameters"]["name"] == now
 
 
-def test_distilled_and_averaging_networks_train(folder_args: list[str]) -> None:
-    for network in (["--model.name=deit_tiny_distilled_patch16_224"], ["--model.timm_kwargs.global_pool=avg"]):
-        main(["fit", *folder_args, *network, "--model.drop_path=0.5", "--trainer.fast_dev_run=true"])
+@pytest.mark.parametrize(
+    "network", ["--model.name=deit_tiny_distilled_patch16_224", "--model.timm_kwargs.global_pool=avg"]
+)
+def test_distilled_and_averaging_networks_train(network: str, folder_args: list[str], tmp_path: Path) -> None:
+    main(["fit", *folder_args, network, "--model.drop_path=0.5"])
+    saved = torch.load(only(tmp_path, "last.ckpt"), weights_only=True)
+    assert saved["global_step"] == 5 and all(value.isfinite().all() for value in saved["state_dict"].values())
 
 
 @pytest.mark.parametrize(
@@ -186,13 +191,16 @@ def test_a_short_last_window_is_an_average_too(folder_args: list[str], tmp_path:
     assert not equal(ends[5], ends[2])
 
 
-def test_logger_that_logs_a_graph_changes_nothing(folder_args: list[str], tmp_path: Path) -> None:
-    """Without an example input, Lightning warns and logs no graph; training is not affected."""
+def test_graph_of_a_trained_model(folder_args: list[str], tmp_path: Path) -> None:
+    """In training, Lightning warns that it has no example input, and training is not affected."""
     main(["fit", *folder_args, "--experiment=plain"])
     logger = ["--trainer.logger=TensorBoardLogger", "--trainer.logger.save_dir=logs", "--trainer.logger.log_graph=true"]
     with pytest.warns(UserWarning, match="example_input_array"):
         main(["fit", *folder_args, *logger])
     assert equal(*(weights(only(tmp_path / folder, "last.ckpt")) for folder in ("runs", "logs")))
+    with SummaryWriter("graph") as writer:
+        writer.add_graph(ViTClassifier.load("runs/plain").net, torch.zeros(1, 3, 32, 32))
+    assert b"blocks" in only(Path("graph"), "events*").read_bytes()
 
 
 def test_deterministic_mode_runs_and_agrees(folder_args: list[str], tmp_path: Path) -> None:

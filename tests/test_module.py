@@ -115,7 +115,7 @@ VARIANTS: list[tuple[list[str], float]] = [
 ]
 
 
-@pytest.mark.parametrize(("options", "tolerance"), VARIANTS, ids=lambda value: str(value))
+@pytest.mark.parametrize(("options", "tolerance"), VARIANTS, ids=str)
 def test_variants_train(folder_args: list[str], tmp_path: Path, options: list[str], tolerance: float) -> None:
     """Each starts from the loss of a plain run, and moves the weights to other finite values."""
     torch.save(model().net.state_dict(), tmp_path / "initial.pth")  # in 64 bits the generator would draw other weights

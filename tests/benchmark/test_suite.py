@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 import yaml
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.tensorboard import SummaryWriter
 
-from tests.conftest import CPU, REPOSITORY, TINY_KWARGS
+from tests.conftest import CPU, REPOSITORY, TINY_KWARGS, read_events
 from vit_finetune import main
 from vit_finetune.benchmark import runner, summary
 from vit_finetune.benchmark.records import Result, load, store
@@ -222,7 +221,7 @@ def test_weights_of_an_earlier_variant(suite: Path, tmp_path: Path) -> None:
     assert Path(_options(machine.commands[3])["model.weights"]).resolve() == tmp_path / "out" / best
     results = load(tmp_path / "out" / "results.csv")
     assert [result.status for result in results] == ["done", "skipped", "done", "skipped"]
-    assert results[3].reason == "there are no weights of variant 'quick one'"
+    assert results[3].reason == "weights are missing: variant 'quick one'"
 
 
 SYNTHETIC = [
@@ -268,10 +267,10 @@ def test_report_files(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["results.md", "results.png", "results.svg", "summary"]
     svg = (tmp_path / "results.svg").read_text()
     assert "<!-- Peak memory, GB -->" in svg and "<!-- b -->" in svg and "<!-- c -->" not in svg
-    events = EventAccumulator(str(tmp_path / "summary"))
+    events = read_events(tmp_path / "summary")
     events.Reload()
     assert events.Tags()["images"] == ["suite/chart"] and events.Tags()["tensors"] == ["suite/table/text_summary"]
-    curve = EventAccumulator(str(tmp_path / "summary" / "a"))
+    curve = read_events(tmp_path / "summary" / "a")
     curve.Reload()
     assert [event.value for event in curve.Scalars("suite/seconds")] == [10, 14]
     summary.write(tmp_path, "test", VARIANTS, OPTIONS, SYNTHETIC)  # replaces the first

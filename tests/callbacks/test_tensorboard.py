@@ -13,7 +13,7 @@ from lightning.pytorch import Callback, Trainer
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.conftest import CPU, REPOSITORY, TINY, TINY_KWARGS, only, scalars, weights
+from tests.conftest import CPU, REPOSITORY, TINY, TINY_KWARGS, only, read_events, scalars, weights
 from vit_finetune import ViTClassifier, main
 from vit_finetune.callbacks.tensorboard import denormalize
 from vit_finetune.data.decode import decode
@@ -30,7 +30,7 @@ IMAGES = ["train/batch", "val/confusion", "val/mistakes", "val/reliability"]
 
 def events(run: Path) -> EventAccumulator:
     """Return all of the one event file in a folder."""
-    found = EventAccumulator(str(only(run, "events.out.tfevents.*")), {"scalars": 0, "images": 0, "tensors": 0})
+    found = read_events(only(run, "events.out.tfevents.*"))
     found.Reload()
     return found
 
@@ -238,7 +238,7 @@ def test_projector_and_no_empty_files(folder_args: list[str], tmp_path: Path) ->
     config = (run / "projector_config.pbtxt").read_text()
     assert 'tensor_path: "00000/test-1/tensors.tsv"' in config and "single_image_dim: 32" in config
     for file in run.glob("events*"):
-        found = EventAccumulator(str(file))
+        found = read_events(file)
         found.Reload()
         assert any(found.Tags().values()), file
 
@@ -259,7 +259,7 @@ def test_table_of_runs_sorts_by_numbers(tmp_path: Path) -> None:
     from tensorboard.plugins.hparams import plugin_data_pb2
 
     main(["fit", *TINY, "--data=Shapes", "--data.train_size=100", "--model.lr=0.002"])
-    found = EventAccumulator(str(only(tmp_path / "runs", "events*")), {"scalars": 0})
+    found = read_events(only(tmp_path / "runs", "events*"))
     found.Reload()
     contents = found.summary_metadata
     parsed = {

@@ -101,7 +101,7 @@ def test_environment_variables(capsys: pytest.CaptureFixture[str], monkeypatch: 
         (["--data=ImageFolder", "--data.rot=x"], r"unrecognized option --data.rot. Did you mean --data.root"),
         (
             ["--data=ImagFolder"],
-            r"--data: expected one of: CIFAR10, CIFAR100, .*ImageFolder, Shapes.*; got 'ImagFolder'. Did you mean",
+            r"--data: expected one of: CIFAR10, CIFAR100, .*ImageFolder, .*Shapes.*; got 'ImagFolder'. Did you mean",
         ),
         (["--data.batch_size=many"], r"--data.batch_size: expected int; got 'many'"),
         (["--model.lr=fast"], r"--model.lr: expected float; got 'fast'"),

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.conftest import CPU, make_tree, only
+from tests.conftest import CPU, make_tree, only, read_events
 from vit_finetune import main
 from vit_finetune.evaluation.report import Report
 from vit_finetune.evaluation.report_writer import markdown, save, terminal
@@ -141,7 +140,7 @@ def test_command_saves_a_report_and_keeps_older_ones(
     assert report["temperature"] == stored and report["about"]["checkpoint"].endswith(only(run, "best-*.ckpt").name)
 
     newest = max(run.glob("events*"), key=lambda path: path.stat().st_mtime_ns)
-    events = EventAccumulator(str(newest)).Reload()
+    events = read_events(newest)
     assert set(events.Tags()["images"]) == {"test/confusion", "test/mistakes", "test/reliability"}
     logged = {tag: points[0].value for tag, points in read_scalars(newest).items()}
     assert logged["test/ece"] == pytest.approx(report["uncalibrated"]["ece"]) and "test/f1" in logged

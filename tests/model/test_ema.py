@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.conftest import CPU, TINY, TINY_MODEL, equal, make_tree, only, scalars, weights
+from tests.conftest import CPU, TINY, TINY_MODEL, equal, make_tree, only, read_events, scalars, weights
 from vit_finetune import ViTClassifier, main
 
 HEAD = "net.head.weight"
@@ -62,7 +61,7 @@ def test_ema_is_validated_and_saved(data: list[str], tmp_path: Path, precision: 
 
 def _newest(runs: Path, tag: str) -> float:
     newest = max(runs.rglob("events.*"), key=lambda path: path.stat().st_mtime_ns)
-    events = EventAccumulator(str(newest))
+    events = read_events(newest)
     events.Reload()
     return float(events.Scalars(tag)[-1].value)
 

@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.conftest import CPU, REPOSITORY, TINY_MODEL, make_tree, only, run_command, scalars, weights
+from tests.conftest import CPU, REPOSITORY, TINY_MODEL, make_tree, only, read_events, run_command, scalars, weights
 from vit_finetune import main
 from vit_finetune.model import parallel, vit
 from vit_finetune.model.config import ViTConfig
@@ -66,7 +65,7 @@ def test_gradients_in_parts_are_counted_as_a_whole(
 
 
 def scalars_of(file: Path) -> list[tuple[str, float]]:
-    events = EventAccumulator(str(file))
+    events = read_events(file)
     events.Reload()
     return [(tag, events.Scalars(tag)[-1].value) for tag in events.Tags()["scalars"]]
 

@@ -153,7 +153,7 @@ def _obstacle(one: Run, before: list[Result]) -> str | None:
         if result.variant == one.variant.name and result.status == "skipped":
             return result.reason
     if one.variant.weights_from and _source(one.variant, before) is None:
-        return f"there are no weights of variant {one.variant.weights_from!r}"
+        return f"weights are missing: variant {one.variant.weights_from!r}"
     return None
 
 

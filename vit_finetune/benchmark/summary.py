@@ -82,14 +82,14 @@ def markdown(name: str, variants: list[Variant], options: dict[str, dict[str, An
     done = _group(variants, results)
     # Several lines if the suite was continued on another machine or commit.
     origins = "\n".join(dict.fromkeys(f"- {result.origin}" for result in results))
-    parts = [f"# Suite {name}\n", origins, "", table(done), EXPLANATION, changes_table(variants, options, done)]
+    parts = [f"# Suite {name}\n", origins, "", results_table(done), EXPLANATION, changes_table(variants, options, done)]
     missing = {(r.variant, r.status, r.reason): None for r in results if r.status != "done"}
     if missing:
-        parts += ["\n## Skipped or failed\n", _table(["Variant", "Status", "Reason"], list(missing))]
+        parts += ["\n## Skipped or failed\n", _to_markdown(["Variant", "Status", "Reason"], list(missing))]
     return "\n".join([*parts, ""])
 
 
-def table(done: dict[str, list[Result]]) -> str:
+def results_table(done: dict[str, list[Result]]) -> str:
     """Return one row per variant, with the speedup over the first; columns without values are left out."""
     columns = [c for c in COLUMNS if any(_values(runs, c.name) for runs in done.values())]
     headings = ["Variant", "Runs", *(column.heading for column in columns)]
@@ -99,7 +99,7 @@ def table(done: dict[str, list[Result]]) -> str:
         time, *others = [_cell(runs, column) for column in columns]
         base, own = _median(next(iter(done.values())), "seconds"), _median(runs, "seconds")
         rows.append([name, str(len(runs)), time, f"{base / own:.2f} x" if base and own else "", *others])
-    return _table(headings, rows)
+    return _to_markdown(headings, rows)
 
 
 def changes_table(variants: list[Variant], options: dict[str, dict[str, Any]], done: Mapping[str, list[Result]]) -> str:
@@ -110,7 +110,7 @@ def changes_table(variants: list[Variant], options: dict[str, dict[str, Any]], d
         if base is not None:
             changed = "<br>".join(f"`{line}`" for line in changes(options[base], options[variant.name]))
             rows.append([variant.name, base, changed, delta(done.get(base, []), done.get(variant.name, []))])
-    return "## Changes and their effect\n\n" + _table(["Variant", "Compared with", "Changes", "Delta"], rows)
+    return "## Changes and their effect\n\n" + _to_markdown(["Variant", "Compared with", "Changes", "Delta"], rows)
 
 
 def changes(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
@@ -178,7 +178,7 @@ def _cell(results: Sequence[Result], column: Column) -> str:
     return median_range(values, column.digits) if values else ""
 
 
-def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def _to_markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return markdown_table(headings, [[cell.replace("|", "\\|") for cell in row] for row in rows])
 
 

@@ -82,7 +82,7 @@ def check(data: ImageDataModule, known: list[str] | None = None) -> DataCheck:
         known: Classes of the model that the data is meant for.
 
     Raises:
-        MisconfigurationException: There are no images.
+        MisconfigurationException: The dataset is empty.
     """
     data.prepare_data()
     found, records = _of_folder(data, known) if isinstance(data, ImageFolder) else _of_splits(data)
@@ -117,8 +117,7 @@ def _of_folder(
     names = known or sorted(classes.get("train") or set().union(*classes.values()))
     found = DataCheck(names, list(trees), read=lambda image: decode(image.path))
     for split, tree in classes.items():
-        unknown = sorted(set(tree) - set(names))
-        if unknown:
+        if unknown := sorted(set(tree) - set(names)):
             folders = [str(trees[split] / name) for name in unknown]
             found.findings.append(Finding(True, f"{split}: unknown classes", folders))
     listed = {path for tree in classes.values() for paths in tree.values() for path in paths}

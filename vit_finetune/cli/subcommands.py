@@ -40,8 +40,8 @@ class ViTTrainer(Trainer):
 
         Args:
             model: The model to train.
-            train_dataloaders: Training data, if there is no datamodule.
-            val_dataloaders: Validation data, if there is no datamodule.
+            train_dataloaders: Training data, without a datamodule.
+            val_dataloaders: Validation data, without a datamodule.
             datamodule: The data.
             ckpt_path: Checkpoint to resume from: a file; best or last of the newest run; or restart, which is last if
                 torchrun or SLURM restarted this job and nothing otherwise. Default: start a new run.
@@ -63,7 +63,7 @@ class ViTTrainer(Trainer):
 
         Args:
             model: The model to evaluate.
-            dataloaders: Validation data, if there is no datamodule.
+            dataloaders: Validation data, without a datamodule.
             ckpt_path: The checkpoint: a file, or best or last of the newest run.
             verbose: Print the metrics.
             datamodule: The data.
@@ -85,7 +85,7 @@ class ViTTrainer(Trainer):
 
         Args:
             model: The model to evaluate.
-            dataloaders: Test data, if there is no datamodule.
+            dataloaders: Test data, without a datamodule.
             ckpt_path: The checkpoint: a file, or best or last of the newest run.
             verbose: Print Lightning's table of metrics besides the report.
             datamodule: The data.
@@ -107,7 +107,7 @@ class ViTTrainer(Trainer):
 
         Args:
             model: The model.
-            dataloaders: Images, if there is no datamodule.
+            dataloaders: Images, without a datamodule.
             datamodule: The images.
             return_predictions: Return the predictions too, for use from Python.
             ckpt_path: The checkpoint: a file, or best or last of the newest run.

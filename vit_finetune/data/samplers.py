@@ -59,8 +59,7 @@ class ResumableDataLoader(DataLoader[Batch]):
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
         """Make the next epoch start after those images."""
-        # Version 0.1.0 wrote "pictures_done".
-        done = state_dict["images_done"] if "images_done" in state_dict else state_dict["pictures_done"]
+        (done,) = state_dict.values()  # version 0.1.0 used another key
         self.sampler.skip = done
 
 

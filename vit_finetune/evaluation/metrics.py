@@ -40,7 +40,7 @@ class StageMetrics(nn.Module):
             labels: int64, shape ``(B,)``.
 
         Returns:
-            ``loss`` and ``acc`` of these images only, in this process; empty if there are no images.
+            ``loss`` and ``acc`` of these images only, in this process; empty without images.
         """
         if not len(labels):
             return {}

@@ -107,7 +107,7 @@ def image_grid(
         title: Title of the figure.
 
     Raises:
-        ValueError: There are no images.
+        ValueError: The list of images is empty.
     """
     from matplotlib.figure import Figure
 

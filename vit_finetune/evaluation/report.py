@@ -51,7 +51,7 @@ class ClassMetrics:
     recall: float | None
     """Fraction of the images of this class that are predicted as it; ``None`` if there are none."""
     f1: float | None
-    """Harmonic mean of precision and recall; ``None`` if there are no images of this class."""
+    """Harmonic mean of precision and recall; ``None`` without images of this class."""
     support: int
     """Number of images of this class."""
 
@@ -114,7 +114,7 @@ class Report:
             about: Origin of the predictions.
 
         Raises:
-            ValueError: There are no images.
+            ValueError: The list of images is empty.
         """
         logits, labels, count = logits.detach().float().cpu(), labels.cpu(), len(class_names)
         if not len(labels):

@@ -24,7 +24,7 @@ NOTES = (
     "Loss is the mean negative log-likelihood in nats. ECE is the expected calibration error, the mean distance "
     f"between confidence and accuracy over {BINS} bins of equal width "
     "([Guo et al. 2017](https://arxiv.org/abs/1706.04599)). The temperature was fitted on validation images and "
-    "changes no prediction. Intervals are Wilson score intervals. A dash marks an undefined value: there are no images."
+    "changes no prediction. Intervals are Wilson score intervals. A dash marks an undefined value."
 )
 
 

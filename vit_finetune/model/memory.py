@@ -134,12 +134,11 @@ def forecast(
     local = {name: _local_part(name, parameter, layout) for name, parameter in net.named_parameters()}
     trained = [local[name] for name, parameter in net.named_parameters() if parameter.requires_grad]
     gradients = sum(tensor.nbytes for tensor in trained)
-    size = vit.data_config(config)["size"]
     return Memory(
         parameters=sum(tensor.nbytes for tensor in local.values()),
         gradients=gradients,
         optimizer=_optimizer_bytes(trained, config.optimizer),
-        activations=_activation_bytes(net, size, batch_size, precision, device),
+        activations=_activation_bytes(net, vit.data_config(config)["size"], batch_size, precision, device),
         buckets=gradients if layout.buckets else 0,
         average=0 if config.ema is None else sum(max(4, tensor.itemsize) * tensor.numel() for tensor in trained),
     )

@@ -24,8 +24,9 @@ from vit_finetune.benchmark.frameworks.task import Task, record
 def run(task: Task) -> None:
     """Train and evaluate."""
     if task.precision == "16-mixed" and task.device == "cpu":
-        plugin = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu"))
-        fabric = Fabric(accelerator="cpu", devices=1, plugins=plugin)
+        fabric = Fabric(
+            plugins=MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu")), accelerator="cpu", devices=1
+        )
     else:
         fabric = Fabric(accelerator=task.device, devices=1, precision=task.precision)
     data = task.data()

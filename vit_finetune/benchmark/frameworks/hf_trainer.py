@@ -92,7 +92,6 @@ def accuracy(prediction: EvalPrediction) -> dict[str, float]:
 def run(task: Task) -> None:
     """Train and evaluate."""
     model, optimizer = task.build()
-    schedule = task.schedule(optimizer)
     with tempfile.TemporaryDirectory() as folder:
         options = TrainingArguments(
             output_dir=folder,
@@ -111,12 +110,9 @@ def run(task: Task) -> None:
             logging_strategy="no",
             disable_tqdm=True,
         )
+        callbacks = [Schedule(task.schedule(optimizer))]
         trainer = ImageTrainer(
-            WithLoss(model),
-            options,
-            optimizers=(optimizer, None),
-            callbacks=[Schedule(schedule)],
-            compute_metrics=accuracy,
+            WithLoss(model), options, optimizers=(optimizer, None), callbacks=callbacks, compute_metrics=accuracy
         )
         trainer.data = task.data()
         trainer.train()

@@ -16,6 +16,8 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from typing_extensions import override
 
+Checkpoint = dict[str, Any]
+"""Contents of a checkpoint file: weights, hyperparameters, loops, and what callbacks add."""
 KEYWORDS = {"best": "best-*.ckpt", "last": "last.ckpt"}
 RESTART_COUNTS = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
 """Variables in which torchrun and SLURM count how often they restarted this job."""
@@ -98,7 +100,7 @@ def find(source: str | os.PathLike[str], runs: Path) -> Path:
     )
 
 
-def read_header(path: Path) -> dict[str, Any]:
+def read_header(path: Path) -> Checkpoint:
     """Read a checkpoint; its tensors are memory-mapped, not copied.
 
     Raises:
@@ -118,7 +120,7 @@ def read_header(path: Path) -> dict[str, Any]:
     return checkpoint
 
 
-def option_defaults(checkpoint: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any] | None]:
+def option_defaults(checkpoint: Checkpoint) -> tuple[dict[str, object], dict[str, object] | None]:
     """Return the options that a checkpoint was trained with.
 
     Returns:
@@ -143,7 +145,7 @@ def run_folder(checkpoint: Path) -> Path | None:
     return run if (run / "config.yaml").is_file() else None
 
 
-def epochs_done(checkpoint: dict[str, Any]) -> int:
+def epochs_done(checkpoint: Checkpoint) -> int:
     """Return the number of finished epochs."""
     done: int = checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"]
     return done
@@ -177,7 +179,9 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     """Write to a temporary file and rename it: a crash or a full disk leaves the previous file unchanged."""
 
     @override
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+    def save_checkpoint(
+        self, checkpoint: Checkpoint, path: str | os.PathLike[str], storage_options: object = None
+    ) -> None:
         """Save a checkpoint.
 
         Raises:
@@ -220,7 +224,7 @@ def make_plain(hparams: MutableMapping[str, Any]) -> None:
         hparams[name] = _plain(value)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if isinstance(value, np.generic):

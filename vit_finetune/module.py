@@ -41,7 +41,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 import vit_finetune
-from vit_finetune.checkpoint import begin_next_epoch, find, make_plain, read_header
+from vit_finetune.checkpoint import Checkpoint, begin_next_epoch, find, make_plain, read_header
 from vit_finetune.data.datasets import Batch
 from vit_finetune.evaluation import calibration
 from vit_finetune.evaluation.metrics import PredictionCollector, StageMetrics, StepLogger, require_finite
@@ -467,7 +467,7 @@ class ViTClassifier(LightningModule):
             ) from error
 
     @override
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+    def on_load_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Restore the temperature; warn if a resumed run has another training split.
 
         Raises:
@@ -490,7 +490,7 @@ class ViTClassifier(LightningModule):
                 )
 
     @override
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Add what makes the file usable by itself: class names, preprocessing, temperature, training split."""
         if self.ema_callback is not None:
             self.ema_callback.save_to(checkpoint)

@@ -16,7 +16,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 from vit_finetune.benchmark import summary
 from vit_finetune.benchmark.records import Result, load, origin, read_run, store
-from vit_finetune.benchmark.suite import Run, Variant, read, schedule
+from vit_finetune.benchmark.suite import Options, Run, Variant, read, schedule
 from vit_finetune.cli.main import parse
 
 DATE = "%Y-%m-%d %H:%M:%S"
@@ -87,7 +87,7 @@ def run(path: Path, output: Path, start: Start = run_process) -> int:
     return sum(result.status == "failed" for result in results.values())
 
 
-def _completed(table: Path, options: dict[str, dict[str, Any]]) -> dict[tuple[str, int, int], Result]:
+def _completed(table: Path, options: dict[str, Options]) -> dict[tuple[str, int, int], Result]:
     """Load the completed runs of an earlier call; runs that were skipped or failed are repeated.
 
     Raises:
@@ -110,7 +110,7 @@ def _completed(table: Path, options: dict[str, dict[str, Any]]) -> dict[tuple[st
     return results
 
 
-def resolve(variant: Variant) -> dict[str, Any]:
+def resolve(variant: Variant) -> Options:
     """Return all options of a variant, including defaults, as the command line parses them.
 
     Raises:
@@ -123,9 +123,7 @@ def resolve(variant: Variant) -> dict[str, Any]:
     return options | ({"weights_from": variant.weights_from} if variant.weights_from else {})
 
 
-def _execute(
-    one: Run, begun: Result, options: dict[str, Any], before: list[Result], output: Path, start: Start
-) -> Result:
+def _execute(one: Run, begun: Result, options: Options, before: list[Result], output: Path, start: Start) -> Result:
     """Train, test if there is a checkpoint, and read the measured values."""
     obstacle = _obstacle(one, before)
     if obstacle is not None:
@@ -173,7 +171,7 @@ def _fit_args(one: Run, before: list[Result], folder: Path, name: str) -> list[s
     return args
 
 
-def _test_args(options: dict[str, Any]) -> list[str]:
+def _test_args(options: Options) -> list[str]:
     """Test on one device like that of training, in its precision; without compilation, which would take longer."""
     trainer = options["trainer"]
     args = ["--trainer.devices=1", "--model.compile=false", f"--matmul_precision={options['matmul_precision']}"]
@@ -202,5 +200,5 @@ def _reason(output: str) -> str:
     return " ".join(lines[first:]).removeprefix("error: ")
 
 
-def _fingerprint(options: dict[str, Any]) -> str:
+def _fingerprint(options: Options) -> str:
     return hashlib.sha256(json.dumps(options, sort_keys=True).encode()).hexdigest()[:12]

@@ -29,6 +29,8 @@ from typing import Any
 import yaml
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
+Options = dict[str, Any]
+"""Values as YAML gives them: nested options of ``fit``, or an entry of a suite file."""
 COMMON = {"config": list, "options": dict, "epochs": int, "seeds": list, "repeats": int}
 SUITE = {**COMMON, "variants": list}
 VARIANT = {**COMMON, "name": str, "extends": str, "weights_from": str}
@@ -99,9 +101,7 @@ def read(path: Path) -> list[Variant]:
     return list(variants.values())
 
 
-def _variant(
-    suite: dict[str, Any], entry: dict[str, Any], before: dict[str, Variant], where: str, folder: Path
-) -> Variant:
+def _variant(suite: Options, entry: Options, before: dict[str, Variant], where: str, folder: Path) -> Variant:
     if not entry.get("name") or entry["name"] in before:
         raise MisconfigurationException(f"{where}: name is {entry.get('name')!r}; expected a unique, non-empty name.")
     for key in ("extends", "weights_from"):
@@ -120,7 +120,7 @@ def _variant(
     )
 
 
-def _args(entry: dict[str, Any], where: str, folder: Path) -> tuple[str, ...]:
+def _args(entry: Options, where: str, folder: Path) -> tuple[str, ...]:
     """Return the arguments of ``fit`` for the files and options of one entry."""
     files = [Path(os.path.relpath(folder / file)) for file in entry.get("config", [])]
     for file in files:

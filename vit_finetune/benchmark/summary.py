@@ -5,7 +5,7 @@ import shutil
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from vit_finetune.benchmark import charts
 from vit_finetune.benchmark.charts import Bar, Panel
@@ -48,7 +48,7 @@ first process, including libraries, which the forecast leaves out.
 
 
 def write(
-    output: Path, name: str, variants: list[Variant], options: dict[str, dict[str, Any]], results: list[Result]
+    output: Path, name: str, variants: list[Variant], options: dict[str, dict[str, object]], results: list[Result]
 ) -> None:
     """Write ``results.md``, and once a run is done also the charts and the TensorBoard summary.
 
@@ -77,7 +77,7 @@ def _group(variants: list[Variant], results: list[Result]) -> dict[str, list[Res
     return {name: runs for name, runs in done.items() if runs}
 
 
-def markdown(name: str, variants: list[Variant], options: dict[str, dict[str, Any]], results: list[Result]) -> str:
+def markdown(name: str, variants: list[Variant], options: dict[str, dict[str, object]], results: list[Result]) -> str:
     """Return the text of ``results.md``."""
     done = _group(variants, results)
     # Several lines if the suite was continued on another machine or commit.
@@ -102,7 +102,9 @@ def results_table(done: dict[str, list[Result]]) -> str:
     return _to_markdown(headings, rows)
 
 
-def changes_table(variants: list[Variant], options: dict[str, dict[str, Any]], done: Mapping[str, list[Result]]) -> str:
+def changes_table(
+    variants: list[Variant], options: dict[str, dict[str, object]], done: Mapping[str, list[Result]]
+) -> str:
     """Return the options that each variant changes, and the effect on time, speed, memory and accuracy."""
     rows = []
     for variant in variants:
@@ -113,7 +115,7 @@ def changes_table(variants: list[Variant], options: dict[str, dict[str, Any]], d
     return "## Changes and their effect\n\n" + _to_markdown(["Variant", "Compared with", "Changes", "Delta"], rows)
 
 
-def changes(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+def changes(before: dict[str, object], after: dict[str, object]) -> list[str]:
     """Return the options that differ, as ``option: old → new``."""
     old, new = _flatten(before), _flatten(after)
     lines = []
@@ -124,13 +126,13 @@ def changes(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _as_yaml(value: Any) -> str:
+def _as_yaml(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _flatten(options: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def _flatten(options: dict[str, object], prefix: str = "") -> dict[str, object]:
     """Return nested options by their dotted names, lists as text."""
-    flat: dict[str, Any] = {}
+    flat: dict[str, object] = {}
     for key, value in options.items():
         if isinstance(value, dict) and value:
             flat |= _flatten(value, f"{prefix}{key}.")

@@ -76,7 +76,7 @@ class PredictionWriter(BasePredictionWriter):
         trainer: Trainer,
         pl_module: LightningModule,
         prediction: dict[str, Tensor],
-        batch_indices: Any,
+        batch_indices: object,
         batch: Batch,
         batch_idx: int,
         dataloader_idx: int,

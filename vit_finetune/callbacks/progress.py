@@ -48,13 +48,13 @@ class LineProgressBar(ProgressBar):
         self._enabled = True
 
     @override
-    def on_train_epoch_start(self, trainer: Trainer, *_: Any) -> None:
+    def on_train_epoch_start(self, trainer: Trainer, *_: object) -> None:
         self._print_epoch(trainer)  # the previous epoch, whose metrics are complete only now
         self._begin(trainer)
 
     @override
     def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self, trainer: Trainer, pl_module: LightningModule, outputs: object, batch: object, batch_idx: int
     ) -> None:
         if self._epoch is None:  # a run that is resumed within an epoch has no on_train_epoch_start
             self._begin(trainer)
@@ -65,11 +65,11 @@ class LineProgressBar(ProgressBar):
             )
 
     @override
-    def on_train_end(self, trainer: Trainer, *_: Any) -> None:
+    def on_train_end(self, trainer: Trainer, *_: object) -> None:
         self._print_epoch(trainer)
 
     @override
-    def on_predict_start(self, *_: Any) -> None:
+    def on_predict_start(self, *_: object) -> None:
         self._next = time.monotonic() + LINE_EVERY
 
     @override
@@ -77,8 +77,8 @@ class LineProgressBar(ProgressBar):
         self,
         trainer: Trainer,
         pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
+        outputs: object,
+        batch: object,
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:

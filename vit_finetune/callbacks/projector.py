@@ -35,7 +35,9 @@ class Projector(Callback):
         self._hook = head.register_forward_pre_hook(lambda module, args: self._features.append(args[0]))
 
     @override
-    def on_test_batch_end(self, trainer: Any, pl_module: LightningModule, outputs: Any, batch: Any, *_: Any) -> None:
+    def on_test_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *_: object
+    ) -> None:
         features = self._features.pop()[batch["index"] >= 0].float()  # without padding samples
         self._collected.update(torch.cat([features, outputs["logits"]], 1), outputs["labels"], outputs["index"])
 

@@ -113,7 +113,7 @@ class ResumeCheckpoint(Checkpoint):
 
     @override
     def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self, trainer: Trainer, pl_module: LightningModule, outputs: object, batch: object, batch_idx: int
     ) -> None:
         if LoopPosition(trainer).between_steps:
             self._save_or_stop(trainer, outputs)

@@ -114,12 +114,12 @@ class TensorBoard(Callback):
             self._step = trainer.global_step  # with accumulation, that of the step which this batch is a part of
             self._remove_hook = pl_module.preprocess.register_forward_hook(self._keep_inputs).remove
 
-    def _keep_inputs(self, module: nn.Module, args: Any, output: Tensor) -> None:
+    def _keep_inputs(self, module: nn.Module, args: object, output: Tensor) -> None:
         self._inputs.append(output[: self.images].detach())
 
     @override
     def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Batch, batch_idx: int
+        self, trainer: Trainer, pl_module: LightningModule, outputs: object, batch: Batch, batch_idx: int
     ) -> None:
         if self._remove_hook is None:
             return

@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
-from typing import Any
 
 import torch
 import yaml
@@ -62,7 +61,7 @@ def main(args: ArgsType = None) -> None:
         _start(ViTCLI, args)
 
 
-def parse(args: list[str]) -> dict[str, Any]:
+def parse(args: list[str]) -> dict[str, object]:
     """Parse a command without running it.
 
     Args:
@@ -84,7 +83,7 @@ def parse(args: list[str]) -> dict[str, Any]:
 class _ParsedError(Exception):
     """Carry the options out of the constructor of LightningCLI, which would go on to run the command."""
 
-    def __init__(self, options: dict[str, Any]) -> None:
+    def __init__(self, options: dict[str, object]) -> None:
         super().__init__()
         self.options = options
 

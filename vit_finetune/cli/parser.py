@@ -83,7 +83,7 @@ def _wrong_value(option: str, value: str, kinds: list[Any]) -> str:
     return f"{option}: expected {' or '.join(others)}; got {value!r}."
 
 
-def _type_name(kind: Any) -> str:
+def _type_name(kind: object) -> str:
     return kind.__name__ if isinstance(kind, type) and not get_args(kind) else re.sub(r"\b\w+\.", "", str(kind))
 
 
@@ -96,20 +96,20 @@ def _listed(options: list[str]) -> str:
     return f" Options with this prefix: {', '.join(options)}." if options else ""
 
 
-def _option_types(parser: ArgumentParser) -> dict[str, Any]:
+def _option_types(parser: ArgumentParser) -> dict[str, object]:
     """Return the type of each option of a parser by name."""
     # Private: neither argparse nor jsonargparse has a public list of options, or of their types.
     return {action.dest: getattr(action, "_typehint", None) or action.type for action in parser._actions}
 
 
-def _known_options(parser: ArgumentParser) -> dict[str, Any]:
+def _known_options(parser: ArgumentParser) -> dict[str, object]:
     options = _option_types(parser)
     for dataset in _datasets().values():
         options = _dataset_types(dataset) | options
     return options
 
 
-def _dataset_types(dataset: type) -> dict[str, Any]:
+def _dataset_types(dataset: type) -> dict[str, object]:
     parser = ArgumentParser()
     parser.add_class_arguments(dataset, "data", as_group=False)
     return {key: kind for key, kind in _option_types(parser).items() if key.startswith("data.")}
@@ -124,7 +124,7 @@ def _datasets(base: type = ImageDataModule) -> dict[str, type]:
     return found
 
 
-def _alternatives(kind: Any) -> Iterable[Any]:
+def _alternatives(kind: object) -> Iterable[Any]:
     if get_origin(kind) is Union or type(kind).__name__ == "UnionType":
         for part in get_args(kind):
             yield from _alternatives(part)

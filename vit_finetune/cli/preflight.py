@@ -14,7 +14,7 @@ from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from vit_finetune import environment
-from vit_finetune.checkpoint import epochs_done, read_header
+from vit_finetune.checkpoint import Checkpoint, epochs_done, read_header
 from vit_finetune.data import ImageDataModule
 from vit_finetune.errors import raise_problems
 from vit_finetune.model import lora, memory, precision, pretrained, unfreeze
@@ -123,7 +123,7 @@ def _resume_problems(trainer: Trainer, model: ViTClassifier, path: Path) -> list
     ]
 
 
-def _finished(trainer: Trainer, path: Path, checkpoint: dict[str, Any]) -> str | None:
+def _finished(trainer: Trainer, path: Path, checkpoint: Checkpoint) -> str | None:
     if path.is_file() and "optimizer_states" not in checkpoint:
         return f"--ckpt_path {path} contains only weights; resume from --ckpt_path last. {NEW_RUN} {path}"
     epochs, steps = epochs_done(checkpoint), checkpoint["global_step"]
@@ -136,7 +136,7 @@ def _finished(trainer: Trainer, path: Path, checkpoint: dict[str, Any]) -> str |
     return None
 
 
-def _other_optimizer(model: ViTClassifier, path: Path, checkpoint: dict[str, Any]) -> str | None:
+def _other_optimizer(model: ViTClassifier, path: Path, checkpoint: Checkpoint) -> str | None:
     """Compare the options that decide which optimizer state exists and how its parameters are grouped."""
     before, now = checkpoint.get("hyper_parameters", {}), model.hparams
     changed = [name for name in ("optimizer", "freeze_backbone", "lora_rank") if before.get(name) != now[name]]

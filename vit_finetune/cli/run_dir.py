@@ -36,7 +36,13 @@ class _ConfigFile(argparse.Action):
     """Apply the options of a config file that :func:`peek` reads."""
 
     @override
-    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: Any = None) -> None:
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
         namespace.config = [*namespace.config, values]
         options = _read(values)
         trainer = options.get("trainer")

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch import Trainer
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from typing_extensions import override
 
@@ -29,10 +29,10 @@ class ViTTrainer(Trainer):
     @override
     def fit(
         self,
-        model: Any,
-        train_dataloaders: Any = None,
-        val_dataloaders: Any = None,
-        datamodule: Any = None,
+        model: LightningModule,
+        train_dataloaders: object = None,
+        val_dataloaders: object = None,
+        datamodule: LightningDataModule | None = None,
         ckpt_path: str | Path | None = None,
         weights_only: bool | None = True,
     ) -> None:
@@ -52,11 +52,11 @@ class ViTTrainer(Trainer):
     @override
     def validate(
         self,
-        model: Any = None,
-        dataloaders: Any = None,
+        model: LightningModule | None = None,
+        dataloaders: object = None,
         ckpt_path: str | Path | None = None,
         verbose: bool = True,
-        datamodule: Any = None,
+        datamodule: LightningDataModule | None = None,
         weights_only: bool | None = True,
     ) -> Any:
         """Evaluate a trained model on the validation split.
@@ -74,11 +74,11 @@ class ViTTrainer(Trainer):
     @override
     def test(
         self,
-        model: Any = None,
-        dataloaders: Any = None,
+        model: LightningModule | None = None,
+        dataloaders: object = None,
         ckpt_path: str | Path | None = None,
         verbose: bool = False,
-        datamodule: Any = None,
+        datamodule: LightningDataModule | None = None,
         weights_only: bool | None = True,
     ) -> Any:
         """Evaluate a trained model on the test split and write a report.
@@ -96,9 +96,9 @@ class ViTTrainer(Trainer):
     @override
     def predict(
         self,
-        model: Any = None,
-        dataloaders: Any = None,
-        datamodule: Any = None,
+        model: LightningModule | None = None,
+        dataloaders: object = None,
+        datamodule: LightningDataModule | None = None,
         return_predictions: bool | None = False,
         ckpt_path: str | Path | None = None,
         weights_only: bool | None = True,

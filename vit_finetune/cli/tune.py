@@ -47,7 +47,7 @@ class LRRangeTest(Callback):
         return self.schedule[: len(self.losses)]
 
     @override
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: object, batch_idx: int) -> None:
         for group in trainer.optimizers[0].param_groups:
             group["lr"] = self.schedule[len(self.losses)] * group.get("lr_scale", 1.0)
 

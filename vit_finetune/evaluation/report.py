@@ -156,9 +156,9 @@ class Report:
         }
         return {f"test/{name}": value for name, value in values.items() if value is not None}
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return all fields as plain values for JSON; undefined values are ``None``."""
-        plain: dict[str, Any] = _plain(self)
+        plain: dict[str, object] = _plain(self)
         return plain
 
 
@@ -211,7 +211,7 @@ def _mistakes(
     ]
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     """Convert dataclasses, named tuples and tensors to dicts and lists; NaN, which JSON does not have, to ``None``."""
     if isinstance(value, Tensor):
         return _plain(value.tolist())

@@ -120,13 +120,13 @@ def _named(folders: list[Path]) -> dict[str, Path]:
     return {next(ending for ending in names if counts[ending] == 1): path for path, names in endings.items()}
 
 
-def _read_config(folder: Path) -> dict[str, Any]:
+def _read_config(folder: Path) -> dict[str, object]:
     """Return the options of a run as ``{"model.lr": 0.001, ...}``."""
     config = folder / "config.yaml"
     return dict(_flatten(yaml.safe_load(config.read_text(encoding="utf-8")))) if config.is_file() else {}
 
 
-def _flatten(options: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _flatten(options: dict[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
     for key, value in options.items():
         if isinstance(value, dict) and value:
             # data: {class_path: ..., init_args: {...}} gives data.class_path, data.batch_size, as on the command line.
@@ -140,8 +140,8 @@ def _monitored(options: dict[str, Any]) -> tuple[str, str]:
     return options.get("best_checkpoint.monitor") or "val/acc", options.get("best_checkpoint.mode", "max")
 
 
-def _results(points: dict[str, list[Point]], options: dict[str, Any]) -> dict[str, Any]:
-    results: dict[str, Any] = {}
+def _results(points: dict[str, list[Point]], options: dict[str, object]) -> dict[str, object]:
+    results: dict[str, object] = {}
     times = [point.time for tag in points if tag.startswith("train/") for point in points[tag]]
     if times:
         started = datetime.fromtimestamp(min(times), timezone.utc).replace(tzinfo=None)

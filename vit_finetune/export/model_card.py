@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from vit_finetune.checkpoint import public_items, read_header, run_folder
+from vit_finetune.checkpoint import Checkpoint, public_items, read_header, run_folder
 from vit_finetune.data import ImageDataModule
 from vit_finetune.export.formats import FORMATS, ModelMetadata
 from vit_finetune.export.verify import TOLERANCE, VerificationResult
@@ -102,7 +102,7 @@ def usage(format: str, metadata: ModelMetadata) -> str:
     return USAGE[format].format(open_image=OPEN_IMAGE, height=height, width=width)
 
 
-def _data(inputs: CardInputs, header: dict[str, Any]) -> str:
+def _data(inputs: CardInputs, header: Checkpoint) -> str:
     training = header.get("vit_finetune", {})
     counts: dict[str, list[int]] = training.get("class_counts") or {"val": inputs.data.class_counts["val"]}
     names = inputs.metadata["class_names"]
@@ -118,7 +118,7 @@ def _data(inputs: CardInputs, header: dict[str, Any]) -> str:
     )
 
 
-def _recipe(inputs: CardInputs, header: dict[str, Any]) -> str:
+def _recipe(inputs: CardInputs, header: Checkpoint) -> str:
     hparams = inputs.model.hparams
     options = _non_default(ViTClassifier, public_items(hparams)) | {"name": hparams["name"]}
     options.pop("class_names", None)

@@ -10,6 +10,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 from typing_extensions import override
 
+from vit_finetune.checkpoint import Checkpoint
 from vit_finetune.model.gradients import full_tensor, local_tensor
 
 
@@ -72,7 +73,7 @@ class WeightEMA(Callback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         _copy_into(pl_module, self.average)
 
-    def save_to(self, checkpoint: dict[str, Any]) -> None:
+    def save_to(self, checkpoint: Checkpoint) -> None:
         """Replace the weights of a checkpoint by the EMA; add the training weights if it has an optimizer state.
 
         Called by the module, since Lightning skips callbacks when it writes a weights-only checkpoint.
@@ -88,7 +89,7 @@ class WeightEMA(Callback):
             checkpoint["training_weights"] = training
 
     @override
-    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: Checkpoint) -> None:
         self._step = checkpoint["global_step"]
         self.average = {name: _widen(weight) for name, weight in _trainable(pl_module).items()}
         _copy_into(pl_module, checkpoint.get("training_weights", {}))

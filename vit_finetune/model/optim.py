@@ -74,7 +74,7 @@ def build_optimizer(net: nn.Module, rules: dict[str, Rule], name: str, lr: float
         RuntimeError: A strategy renamed a trainable parameter, which would not be trained.
     """
     check_name(name)
-    groups: dict[Any, dict[str, Any]] = {}
+    groups: dict[object, dict[str, Any]] = {}
     left = set(rules)
     for key, parameter in net.named_parameters():
         plain = WRAPPERS.sub("", key)
@@ -195,9 +195,9 @@ class WarmupCosine:
             raise RuntimeError("WarmupCosine.set_length(steps) must be called before step_update")
         self._cosine.step_update(steps_done)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """Return an empty state: the learning rate is a function of the step."""
         return {}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: dict[str, object]) -> None:
         """Ignore the state of other schedules."""

@@ -23,12 +23,10 @@ from vit_finetune.benchmark.frameworks.task import Task, record
 
 def run(task: Task) -> None:
     """Train and evaluate."""
-    if task.precision == "16-mixed" and task.device == "cpu":
-        fabric = Fabric(
-            plugins=MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu")), accelerator="cpu", devices=1
-        )
-    else:
-        fabric = Fabric(accelerator=task.device, devices=1, precision=task.precision)
+    float16_on_cpu = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu"))
+    by_plugin = task.precision == "16-mixed" and task.device == "cpu"
+    precision = {"plugins": float16_on_cpu} if by_plugin else {"precision": task.precision}
+    fabric = Fabric(accelerator=task.device, devices=1, **precision)
     data = task.data()
     model, optimizer = fabric.setup(*task.build())
     schedule = task.schedule(optimizer)

@@ -27,7 +27,7 @@ STAGES = {"fit": ("train", "val"), "validate": ("val",), "test": ("test",), "pre
 
 
 class ImageDataModule(LightningDataModule):
-    """Base class of the data modules; a subclass implements ``load_datasets``.
+    """Images of one dataset in batches, augmented on the device; a subclass implements ``load_datasets``.
 
     ``input_size``, height and width of the model's input, and ``known_classes``, the class names of the model, may be
     set before ``setup``. The command line sets both; ``None`` means unknown.

@@ -181,6 +181,13 @@ class ViTClassifier(LightningModule):
         return size
 
     @property
+    def crop_pct(self) -> float:
+        """Fraction of height and width that remains where an image is cropped for evaluation, as for its weights."""
+        from vit_finetune.model import vit
+
+        return vit.crop_pct(self.config)
+
+    @property
     def attached_trainer(self) -> Trainer | None:
         """The Trainer, ``None`` when the module is used without one."""
         return self._trainer  # private: the public property raises where there is no Trainer

@@ -9,7 +9,7 @@ import pytest
 
 from vit_finetune.data import file_listing
 from vit_finetune.data.decode import read_size
-from vit_finetune.data.file_listing import find_images, list_classes, report, try_files
+from vit_finetune.data.file_listing import find_images, list_classes, log_progress, try_files
 from vit_finetune.errors import ImageDecodeError
 
 
@@ -108,7 +108,7 @@ def test_number_of_waiting_tasks_is_bounded(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_slow_work_logs_progress(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
-        assert list(report("abc", "letters", 3)) == list("abc") and not caplog.messages
+        assert list(log_progress("abc", "letters", 3)) == list("abc") and not caplog.messages
         monkeypatch.setattr(file_listing, "REPORT_EVERY", 0.0)
-        assert list(report("ab", "letters", 2)) == list("ab")
+        assert list(log_progress("ab", "letters", 2)) == list("ab")
     assert caplog.messages == ["letters: 1 of 2", "letters: 2 of 2"]

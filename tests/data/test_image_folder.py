@@ -4,11 +4,13 @@ import logging
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from PIL import Image
 
 from tests.conftest import TINY, make_tree, noise_image, only
 from vit_finetune import ImageFolder, main
@@ -40,7 +42,7 @@ def test_missing_test_is_val_and_is_logged(tmp_path: Path, caplog: pytest.LogCap
     data = ImageFolder(str(make_tree(tmp_path / "p", {"train": 2, "val": 3})))
     with caplog.at_level("INFO"):
         data.setup("test")
-    assert len(data.datasets["test"]) == 9 and "has no test folder: testing on the validation images" in caplog.text
+    assert len(data.datasets["test"]) == 9 and "has no test split: testing on the validation images" in caplog.text
 
 
 def test_train_alone_is_tested_on_its_validation_split(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -118,7 +120,7 @@ def test_empty_training_class_is_refused(tree: Path, left: str | None) -> None:
         path.unlink()
     if left:
         (tree / "train" / "b" / left).write_bytes(b"x")
-    with pytest.raises(MisconfigurationException, match=r"no images in the class folder b; accepted types are .*\.png"):
+    with pytest.raises(MisconfigurationException, match=r"no images of the class b; accepted types are .*\.png"):
         ImageFolder(str(tree)).setup("fit")
 
 
@@ -127,7 +129,7 @@ def test_class_missing_from_val_keeps_the_labels(tree: Path, caplog: pytest.LogC
     data = ImageFolder(str(tree))
     with caplog.at_level(logging.INFO):
         data.setup("fit")
-    assert caplog.messages == [f"{tree}, val: no images of b. The labels of other classes do not change."]
+    assert caplog.messages == [f"--data.root {tree}, val: no images of b. The labels of other classes do not change."]
     assert data.datasets["val"].labels.tolist() == [0, 0, 0, 2, 2, 2]
 
 
@@ -274,3 +276,98 @@ def test_workers_give_the_same_batches(tree: Path, workers: int) -> None:
 
 def test_missing_folder_is_refused(fails: Callable[..., str]) -> None:
     assert "--data.root nowhere is not a folder" in fails("fit", *TINY, "--data=ImageFolder", "--data.root=nowhere")
+
+
+@pytest.mark.parametrize(
+    ("train", "val", "test"),
+    [("Training", "valid", "Testing"), ("TRAIN", "validation", "Test"), ("train", "dev", "test")],
+)
+def test_usual_spellings_of_split_folders(tree: Path, train: str, val: str, test: str) -> None:
+    for old, new in (("train", train), ("val", val), ("test", test)):
+        (tree / old).rename(tree / f"{old}-moved").rename(tree / new)
+    data = ImageFolder(str(tree))
+    for stage in ("fit", "test", "predict"):
+        data.setup(stage)
+    assert {name: len(dataset) for name, dataset in data.datasets.items()} == {
+        "train": 18,
+        "val": 9,
+        "test": 9,
+        "predict": 9,
+    }
+    assert data.class_names == ["a", "b", "c"]
+
+
+def test_two_folders_of_one_split_are_refused(tree: Path, fails: Callable[..., str]) -> None:
+    shutil.copytree(tree / "val", tree / "valid")
+    message = fails("fit", *TINY, "--data=ImageFolder", f"--data.root={tree}")
+    assert "val and valid both name the val split" in message
+
+
+def test_other_folders_next_to_the_splits_are_named(tree: Path, recwarn: pytest.WarningsRecorder) -> None:
+    (tree / "val").rename(tree / "holdout")
+    (tree / "annotations").mkdir()
+    ImageFolder(str(tree)).setup("fit")
+    (warning,) = [str(entry.message) for entry in recwarn if "not read" in str(entry.message)]
+    assert "the folders holdout are not read" in warning and "val: val, valid, validation, dev" in warning
+
+
+def test_folders_that_look_like_splits_are_not_taken_for_classes(tree: Path, fails: Callable[..., str]) -> None:
+    for name in ("train", "val", "test"):
+        (tree / name).rename(tree / f"set_{name}")
+    message = fails("check-data", "--data=ImageFolder", f"--data.root={tree}")
+    assert "the folders set_test, set_train, set_val hold folders of the same names" in message and "Rename" in message
+
+
+@pytest.mark.parametrize("split", ["", "train"])
+def test_one_folder_around_the_data_is_skipped(tmp_path: Path, split: str, caplog: pytest.LogCaptureFixture) -> None:
+    make_tree(tmp_path / "root" / "photos", {split: 5})
+    data = ImageFolder(str(tmp_path / "root"), val_fraction=0.2)
+    with caplog.at_level(logging.INFO):
+        data.setup("fit")
+    assert data.class_names == ["a", "b", "c"] and "reading its only folder, photos" in caplog.text
+
+
+def test_a_repeated_split_folder_is_skipped(tmp_path: Path) -> None:
+    make_tree(tmp_path / "root" / "train", {"train": 4})
+    data = ImageFolder(str(tmp_path / "root"), val_fraction=0.25)
+    data.setup("fit")
+    assert data.class_names == ["a", "b", "c"] and len(data.datasets["train"]) == 9
+
+
+def test_folders_below_class_folders_are_read_too(tmp_path: Path) -> None:
+    """Images sorted by class and year are still images of the class."""
+    generator = np.random.default_rng(0)
+    for channel, name in enumerate("abc"):
+        for year in ("2023", "2024"):
+            (tmp_path / "root" / name / year).mkdir(parents=True)
+            noise_image(channel, generator).save(tmp_path / "root" / name / year / "0.png")
+    data = ImageFolder(str(tmp_path / "root"), val_fraction=0.5, test_fraction=0)
+    data.setup("fit")
+    assert data.class_names == ["a", "b", "c"]
+    assert data.datasets["train"].labels.tolist() == data.datasets["val"].labels.tolist() == [0, 1, 2]
+
+
+def test_stretching_keeps_the_edges_and_cropping_does_not(tmp_path: Path) -> None:
+    """A red frame around a gray image of 40 by 80 pixels, for a model of 32 by 32 and one of 32 by 64."""
+    for name in "ab":
+        folder = tmp_path / "p" / "val" / name
+        folder.mkdir(parents=True)
+        image = Image.new("RGB", (80, 40), "red")
+        image.paste((128, 128, 128), (10, 0, 70, 40))
+        image.save(folder / "0.png")
+
+    def pixels(size: tuple[int, int], **options: Any) -> torch.Tensor:
+        data = ImageFolder(str(tmp_path / "p"), **options)
+        data.input_size = size
+        data.setup("validate")
+        return data.datasets["val"].images_at(torch.tensor([0]))[0]
+
+    cropped, stretched, wide = pixels((32, 32)), pixels((32, 32), resize="stretch"), pixels((32, 64))
+    assert cropped.shape == stretched.shape == (3, 32, 32) and wide.shape == (3, 32, 64)
+    assert cropped[:, 16, 0].tolist() == [128, 128, 128]
+    assert stretched[:, 16, 0].tolist() == wide[:, 16, 0].tolist() == [255, 0, 0]
+
+
+def test_sizes_out_of_range_are_refused(fails: Callable[..., str]) -> None:
+    for size in ("0", "[32]", "[32, -1]"):
+        assert "--data.size is" in fails("fit", *TINY, "--data=ImageFolder", f"--data.size={size}")

@@ -13,9 +13,11 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from torch import Tensor
 
 from vit_finetune.data.datamodule import ImageDataModule
-from vit_finetune.data.decode import EXTENSIONS, decode
-from vit_finetune.data.file_listing import SYSTEM_FOLDERS, list_classes, report, try_files
-from vit_finetune.data.image_folder import SPLITS, ImageFolder
+from vit_finetune.data.decode import EXTENSIONS
+from vit_finetune.data.file_listing import SYSTEM_FOLDERS, log_progress, try_files
+from vit_finetune.data.image_files import ImageFiles
+from vit_finetune.data.image_folder import ImageFolder
+from vit_finetune.data.splits import ALL, SPLITS
 from vit_finetune.errors import ImageDecodeError
 
 TINY = 32  # pixels of the shorter side; CIFAR-10 has as many
@@ -77,15 +79,15 @@ def check(data: ImageDataModule, known: list[str] | None = None) -> DataCheck:
     """Decode every image once and look for problems.
 
     Args:
-        data: Of an ImageFolder, the files are checked, before any random split; of other datasets, the training,
-            validation and test split.
+        data: Of image files, all are checked before any random split; of other datasets, the training, validation and
+            test split.
         known: Classes of the model that the data is meant for.
 
     Raises:
         MisconfigurationException: The dataset is empty.
     """
     data.prepare_data()
-    found, records = _of_folder(data, known) if isinstance(data, ImageFolder) else _of_splits(data)
+    found, records = _of_files(data, known) if isinstance(data, ImageFiles) else _of_splits(data)
     broken = []
     for record in records:
         if isinstance(record, ImageDecodeError):
@@ -103,32 +105,28 @@ def check(data: ImageDataModule, known: list[str] | None = None) -> DataCheck:
 # Sources of images
 
 
-def _of_folder(
-    data: ImageFolder, known: list[str] | None
-) -> tuple[DataCheck, Iterator[ImageRecord | ImageDecodeError]]:
+def _of_files(data: ImageFiles, known: list[str] | None) -> tuple[DataCheck, Iterator[ImageRecord | ImageDecodeError]]:
     if problem := data.unavailable_reason():
         raise MisconfigurationException(problem)
-    trees = {split: data.root / split for split in SPLITS if (data.root / split).is_dir()} or {"all": data.root}
-    classes = {split: list_classes(tree) for split, tree in trees.items()}
-    if not any(paths for tree in classes.values() for paths in tree.values()):
-        raise MisconfigurationException(
-            f"--data.root {data.root} has no images in class folders. Expected root/<class>/ or root/train/<class>/."
-        )
-    names = known or sorted(classes.get("train") or set().union(*classes.values()))
-    found = DataCheck(names, list(trees), read=lambda image: decode(image.path))
-    for split, tree in classes.items():
-        if unknown := sorted(set(tree) - set(names)):
-            folders = [str(trees[split] / name) for name in unknown]
-            found.findings.append(Finding(True, f"{split}: unknown classes", folders))
-    listed = {path for tree in classes.values() for paths in tree.values() for path in paths}
-    found.findings += _skipped_files(data.root, listed)
+    splits = data.list_splits()
+    if not any(images for classes in splits.values() for images in classes.values()):
+        raise MisconfigurationException(f"{data.title} has no images in any class.")
+    names = known or sorted(splits.get("train") or set().union(*splits.values()))
+    found = DataCheck(names, list(splits), read=lambda image: data.reader(image.path))
+    for split, classes in splits.items():
+        if unknown := sorted(set(classes) - set(names)):
+            listed_classes = [f"{name} ({len(classes[name])} images)" for name in unknown]
+            found.findings.append(Finding(True, f"{split}: unknown classes", listed_classes))
+    if isinstance(data, ImageFolder):
+        listed = {image for classes in splits.values() for images in classes.values() for image in images}
+        found.findings += _skipped_files(data.root, listed)
 
     def records() -> Iterator[ImageRecord | ImageDecodeError]:
-        for split, tree in classes.items():
-            places = {path: (label, path, i) for label, paths in tree.items() for i, path in enumerate(paths)}
+        for split, classes in splits.items():
+            places = {image: (label, image, i) for label, images in classes.items() for i, image in enumerate(images)}
 
-            def record(path: str, split: str = split, places: dict[str, tuple[str, str, int]] = places) -> ImageRecord:
-                return _record(split, *places[path], decode(path))
+            def record(image: str, split: str = split, places: dict[str, tuple[str, str, int]] = places) -> ImageRecord:
+                return _record(split, *places[image], data.reader(image))
 
             yield from try_files(record, list(places), f"{split}: images checked")
 
@@ -143,7 +141,7 @@ def _of_splits(data: ImageDataModule) -> tuple[DataCheck, Iterator[ImageRecord |
 
     def records() -> Iterator[ImageRecord | ImageDecodeError]:
         for split, dataset in datasets.items():
-            for i in report(range(len(dataset)), f"{split}: images checked", len(dataset)):
+            for i in log_progress(range(len(dataset)), f"{split}: images checked", len(dataset)):
                 image = dataset.images_at(torch.tensor([i]))[0]
                 yield _record(split, names[int(dataset.labels[i])], dataset.names[i], i, image)
 
@@ -197,7 +195,7 @@ def _duplicates(found: DataCheck) -> Iterator[Finding]:
     groups: dict[bytes, list[ImageRecord]] = defaultdict(list)
     for image in found.images:
         groups[image.digest].append(image)
-    divided = {"all"} if "val" in found.splits else {"all", "train"}  # split further at random
+    divided = {ALL} if "val" in found.splits else {ALL, "train"}  # split further at random
 
     def kind(group: list[ImageRecord]) -> str:
         if len({image.split for image in group}) > 1:

@@ -202,7 +202,7 @@ class ViTCLI(LightningCLI):
         self.model.fetch_weights = self.checkpoint_path is None
         self.datamodule.known_classes = self.model.class_names
         with suppress(MisconfigurationException):  # an unknown --model.name is reported when the network is needed
-            self.datamodule.input_size = self.model.input_size
+            self.datamodule.input_size, self.datamodule.crop_pct = self.model.input_size, self.model.crop_pct
         launch.check_notebook(self.trainer, str(self.subcommand))
         launch.check_shards(self.trainer, self.checkpoint_path)
 

@@ -1,13 +1,14 @@
 """Datasets of labeled images that return whole batches."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset, get_worker_info
 from typing_extensions import Required, TypedDict, override
 
-from vit_finetune.data.decode import decode
+from vit_finetune.data.decode import MAX_PIXELS, Resize, Source, decode
 from vit_finetune.errors import ImageDecodeError
 
 UNKNOWN = -1
@@ -23,6 +24,8 @@ class Batch(TypedDict, total=False):
     index: Required[Tensor]
     """int64, shape ``(B,)``: the image's position in its dataset; -1 for a padding sample, which fills up a batch so
     that all processes have equally many."""
+    aspect: Tensor
+    """float32, shape ``(B,)``: width over height of the original images, if they were stretched to be stored."""
     target: Tensor
     """float32, shape ``(B, C)``: soft targets, only with mixup or cutmix."""
     error: list[str | None]
@@ -37,11 +40,13 @@ class ImageDataset(Dataset[Batch]):
     Args:
         labels: int64, shape ``(N,)``; -1 if unknown.
         names: One per image: its path, or its position in the source.
+        aspects: Width over height of the original images, float32 ``(N,)``, if they are stretched; ``None`` if not.
     """
 
-    def __init__(self, labels: Tensor, names: Sequence[str]) -> None:
+    def __init__(self, labels: Tensor, names: Sequence[str], aspects: Tensor | None = None) -> None:
         self.labels = labels
         self.names = list(names)
+        self.aspects = aspects
 
     def images_at(self, positions: Tensor) -> Tensor:
         """Return uint8 ``(B, 3, H, W)`` for int64 ``(B,)`` positions."""
@@ -64,11 +69,19 @@ class ImageDataset(Dataset[Batch]):
         requested = torch.tensor(positions)
         real = requested % len(self)
         padding = requested >= len(self)
-        return {
+        batch: Batch = {
             "image": self.images_at(real),
             "label": self.labels[real].masked_fill(padding, UNKNOWN),
             "index": real.masked_fill(padding, UNKNOWN),
         }
+        if self.aspects is not None:
+            batch["aspect"] = self.aspects[real]
+        return batch
+
+    def _select(self, positions: Tensor) -> tuple[Tensor, list[str], Tensor | None]:
+        """Return labels, names and aspects of some images."""
+        names = [self.names[position] for position in positions.tolist()]
+        return self.labels[positions], names, None if self.aspects is None else self.aspects[positions]
 
 
 class InMemoryDataset(ImageDataset):
@@ -78,10 +91,11 @@ class InMemoryDataset(ImageDataset):
         images: uint8, shape ``(N, 3, H, W)``.
         labels: int64, shape ``(N,)``.
         names: One per image.
+        aspects: See :class:`ImageDataset`.
     """
 
-    def __init__(self, images: Tensor, labels: Tensor, names: Sequence[str]) -> None:
-        super().__init__(labels, names)
+    def __init__(self, images: Tensor, labels: Tensor, names: Sequence[str], aspects: Tensor | None = None) -> None:
+        super().__init__(labels, names, aspects)
         self.images = images
 
     @override
@@ -90,54 +104,94 @@ class InMemoryDataset(ImageDataset):
 
     @override
     def subset(self, positions: Tensor) -> "InMemoryDataset":
-        names = [self.names[position] for position in positions.tolist()]
-        return InMemoryDataset(self.images[positions], self.labels[positions], names)
+        return InMemoryDataset(self.images[positions], *self._select(positions))
+
+
+def as_path(name: str) -> Source:
+    """Return the name of an image as the path of its file."""
+    return name
+
+
+@dataclass(frozen=True)
+class ImageReader:
+    """Function from the name of an image to its pixels.
+
+    Attributes:
+        size: Height and width of the result; ``None`` for those of the image.
+        resize: ``crop`` or ``stretch``, see :func:`~vit_finetune.data.decode.decode`.
+        crop_pct: Fraction of the height and width that a crop keeps.
+        max_pixels: Larger images are refused.
+        source: Function from the name of an image to its path or its encoded content.
+    """
+
+    size: tuple[int, int] | None = (224, 224)
+    resize: Resize = "crop"
+    crop_pct: float = 1.0
+    max_pixels: int = MAX_PIXELS
+    source: Callable[[str], Source] = as_path
+
+    def __call__(self, name: str) -> Tensor:
+        """Return the pixels, uint8 ``(3, *size)``.
+
+        Raises:
+            ImageDecodeError: The image cannot be read; the message starts with its name.
+        """
+        return decode(
+            self.source(name), self.size, resize=self.resize, crop_pct=self.crop_pct, max_pixels=self.max_pixels
+        )
 
 
 class ImageFileDataset(ImageDataset):
-    """Image files, decoded each time they are read.
+    """Images that are decoded each time they are read.
 
     Args:
-        paths: The files.
+        names: Paths of files, or the names that ``reader.source`` knows.
         labels: int64, shape ``(N,)``.
-        size: Every image is resized and center-cropped to a square with sides of this many pixels.
+        reader: Decodes an image to a fixed size.
+        aspects: See :class:`ImageDataset`.
     """
 
-    def __init__(self, paths: Sequence[str], labels: Tensor, size: int = 224) -> None:
-        super().__init__(labels, paths)
-        self.size = size
+    def __init__(
+        self,
+        names: Sequence[str],
+        labels: Tensor,
+        reader: ImageReader = ImageReader(),  # immutable
+        aspects: Tensor | None = None,
+    ) -> None:
+        super().__init__(labels, names, aspects)
+        self.reader = reader
 
     @override
     def images_at(self, positions: Tensor) -> Tensor:
         return torch.stack([self.image_at(position) for position in positions.tolist()])
 
     def image_at(self, position: int) -> Tensor:
-        """Decode one image to uint8 ``(3, size, size)``.
+        """Decode one image to uint8 ``(3, H, W)``.
 
         Raises:
             ImageDecodeError: The file cannot be read; the message starts with its path.
         """
-        return decode(self.names[position], self.size)
+        return self.reader(self.names[position])
 
     @override
     def subset(self, positions: Tensor) -> "ImageFileDataset":
-        names = [self.names[position] for position in positions.tolist()]
-        return ImageFileDataset(names, self.labels[positions], self.size)
+        labels, names, aspects = self._select(positions)
+        return ImageFileDataset(names, labels, self.reader, aspects)
 
 
 class UnlabeledImageDataset(ImageFileDataset):
-    """Image files to predict; files that cannot be decoded do not stop the run.
+    """Images to predict; those that cannot be decoded do not stop the run.
 
     A batch has one more entry, ``error``: for each image ``None``, or the reason why it cannot be decoded. Such an
     image is black.
 
     Args:
-        paths: The files.
-        size: Every image is resized and center-cropped to a square with sides of this many pixels.
+        names: Paths of files, or the names that ``reader.source`` knows.
+        reader: Decodes an image to a fixed size.
     """
 
-    def __init__(self, paths: Sequence[str], size: int) -> None:
-        super().__init__(paths, torch.full((len(paths),), UNKNOWN), size)
+    def __init__(self, names: Sequence[str], reader: ImageReader) -> None:
+        super().__init__(names, torch.full((len(names),), UNKNOWN), reader)
         self.errors: dict[int, str] = {}
 
     @override
@@ -146,7 +200,8 @@ class UnlabeledImageDataset(ImageFileDataset):
             return super().image_at(position)
         except ImageDecodeError as error:
             self.errors[position] = str(error).removeprefix(f"{self.names[position]!r}: ")
-            return torch.zeros(3, self.size, self.size, dtype=torch.uint8)
+            assert self.reader.size is not None
+            return torch.zeros(3, *self.reader.size, dtype=torch.uint8)
 
     @override
     def __getitems__(self, positions: list[int]) -> Batch:

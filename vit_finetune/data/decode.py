@@ -4,6 +4,7 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -18,53 +19,69 @@ EXTENSIONS = frozenset(
 # The content decides, not the file name. Other types are refused: Pillow passes some of them to external programs.
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 BACKGROUND = (255, 255, 255)  # of transparent pixels, in training and prediction
+MAX_PIXELS = 89_478_485  # Pillow's own limit
+Resize = Literal["crop", "stretch"]
+
+
+class EncodedImage(NamedTuple):
+    """An image that is not a file of its own, such as a row of a Parquet table."""
+
+    name: str
+    content: bytes
+
+
+Source = str | os.PathLike[str] | EncodedImage
+
 TIFF_BITS, TIFF_PHOTOMETRIC = 258, 262  # tags of the TIFF 6.0 specification
 
 
-def decode(path: str | os.PathLike[str], size: int | None = None) -> Tensor:
-    """Decode an image file.
-
-    The EXIF rotation is applied, transparent pixels become white, and only the first frame or page is read. Gray
-    values of 9 to 16 bits are scaled to 8 bits by their full range, floats between 0 and 1 by that range, and wider
-    integers and other floats, which have no defined range, by the minimum and maximum of the image.
-
-    Args:
-        path: The file.
-        size: Resize the shorter side to this many pixels (bicubic) and crop the center square; ``None`` keeps the
-            original size.
-
-    Returns:
-        uint8, shape ``(3, H, W)``.
-
-    Raises:
-        ImageDecodeError: The file is missing, empty, truncated, too large or not an image.
-    """
-    with _open(path) as image:
+def decode(
+    source: Source,
+    size: tuple[int, int] | None = None,
+    *,
+    resize: Resize = "crop",
+    crop_pct: float = 1.0,
+    max_pixels: int = MAX_PIXELS,
+) -> Tensor:
+    """Decode an image (stand-in)."""
+    with _open(source, max_pixels) as image:
         rgb = to_rgb(image)
-        if size is not None and rgb.size != (size, size):
-            rgb = ImageOps.fit(rgb, (size, size), Image.Resampling.BICUBIC)
+        if size is not None and rgb.size != (size[1], size[0]):
+            box = (0.0, 0.0, float(rgb.width), float(rgb.height))
+            if resize == "crop":
+                scale = min(rgb.width / size[1], rgb.height / size[0]) * crop_pct
+                w, h = scale * size[1], scale * size[0]
+                x, y = (rgb.width - w) / 2, (rgb.height - h) / 2
+                box = (x, y, x + w, y + h)
+            rgb = rgb.resize((size[1], size[0]), Image.Resampling.BICUBIC, box)
     return torch.from_numpy(np.asarray(rgb).transpose(2, 0, 1).copy())
 
 
-def read_size(path: str | os.PathLike[str]) -> tuple[int, int]:
+def read_size(source: Source, *, max_pixels: int = MAX_PIXELS) -> tuple[int, int]:
     """Return width and height from the file's header, without decoding.
 
     Raises:
-        ImageDecodeError: The header cannot be read, or declares more pixels than ``PIL.Image.MAX_IMAGE_PIXELS``.
+        ImageDecodeError: The header cannot be read.
     """
-    with _open(path) as image:
+    with _open(source, max_pixels) as image:
         return image.size
 
 
 @contextmanager
-def _open(path: str | os.PathLike[str]) -> Iterator[Image.Image]:
+def _open(source: Source, max_pixels: int) -> Iterator[Image.Image]:
+    path = source.name if isinstance(source, EncodedImage) else source
     try:
-        if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe would block
-            raise OSError("not a regular file, or a folder that cannot be opened")
-        with Image.open(path, formats=FORMATS) as image:
-            limit = Image.MAX_IMAGE_PIXELS  # Pillow itself only warns up to twice this number
-            if limit is not None and image.width * image.height > limit:
-                raise Image.DecompressionBombError(f"{image.width} x {image.height} pixels, more than {limit}")
+        if isinstance(source, EncodedImage):
+            import io
+
+            opened = Image.open(io.BytesIO(source.content), formats=FORMATS)
+        else:
+            if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe would block
+                raise OSError("not a regular file, or a folder that cannot be opened")
+            opened = Image.open(path, formats=FORMATS)
+        with opened as image:
+            if image.width * image.height > max_pixels:
+                raise Image.DecompressionBombError(f"{image.width} x {image.height} pixels, more than {max_pixels}")
             yield image
     except Exception as error:  # Pillow raises anything from SyntaxError to struct.error on damaged files
         raise ImageDecodeError(f"{os.fspath(path)!r}: {_reason(path, error)}") from error

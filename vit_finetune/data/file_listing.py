@@ -31,7 +31,7 @@ def find_images(folder: Path) -> list[str]:
     folder is visited twice, nor is a parent of ``folder``. A folder that cannot be opened is listed like an image, so
     that it is reported together with the files that cannot be read.
     """
-    return list(report(_walk(os.fspath(folder)), f"{folder}: images found"))
+    return list(log_progress(_walk(os.fspath(folder)), f"{folder}: images found"))
 
 
 def _walk(top: str) -> Iterator[str]:
@@ -46,7 +46,7 @@ def _walk(top: str) -> Iterator[str]:
                 seen.add(identity)
                 new.append(name)
         folders[:] = new
-        yield from (os.path.join(parent, name) for name in sorted(names) if _is_image(name))
+        yield from (os.path.join(parent, name) for name in sorted(names) if is_image(name))
     yield from (error.filename for error in closed)
 
 
@@ -55,7 +55,8 @@ def _identity(folder: str | Path) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-def _is_image(name: str) -> bool:
+def is_image(name: str) -> bool:
+    """Return True for the name of an image file that is not hidden."""
     return not name.startswith(".") and os.path.splitext(name)[1].lower() in EXTENSIONS
 
 
@@ -63,21 +64,30 @@ def _is_shown(folder: str) -> bool:
     return not folder.startswith(".") and folder.lower() not in SYSTEM_FOLDERS
 
 
+def list_folders(folder: Path) -> list[Path]:
+    """List the folders in a folder by name, without hidden and system folders.
+
+    Raises:
+        MisconfigurationException: The folder cannot be opened.
+    """
+    try:
+        return sorted(entry for entry in folder.iterdir() if _is_shown(entry.name) and entry.is_dir())
+    except OSError as error:
+        raise MisconfigurationException(f"{folder} cannot be read: {error.strerror}.") from error
+
+
 def list_classes(tree: Path) -> dict[str, list[str]]:
-    """List the class folders of a tree with their image files, without hidden and system folders.
+    """List the class folders of a tree with their image files.
 
     Folder names are decoded as UTF-8 in any locale, so that a class has the same name on every machine.
 
     Raises:
         MisconfigurationException: The tree cannot be opened.
     """
-    try:
-        folders = sorted(entry.name for entry in tree.iterdir() if _is_shown(entry.name) and entry.is_dir())
-    except OSError as error:
-        raise MisconfigurationException(f"{tree} cannot be read: {error.strerror}.") from error
+    folders = list_folders(tree)
     return {
-        os.fsencode(name).decode(errors="surrogateescape"): find_images(tree / name)
-        for name in report(folders, f"{tree}: class folders listed", len(folders))
+        os.fsencode(folder.name).decode(errors="surrogateescape"): find_images(folder)
+        for folder in log_progress(folders, f"{tree}: class folders listed", len(folders))
     }
 
 
@@ -118,10 +128,10 @@ def try_files(function: Callable[[str], T], paths: Sequence[str], doing: str) ->
             while chunk := list(islice(rest, AT_ONCE)):
                 yield from pool.map(attempt, chunk)
 
-    return report(results(), doing, len(paths))
+    return log_progress(results(), doing, len(paths))
 
 
-def report(items: Iterable[T], doing: str, total: int | None = None) -> Iterator[T]:
+def log_progress(items: Iterable[T], doing: str, total: int | None = None) -> Iterator[T]:
     """Yield the items unchanged; log their number every few seconds."""
     due = time.monotonic() + REPORT_EVERY
     for count, item in enumerate(items, 1):

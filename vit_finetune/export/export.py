@@ -47,7 +47,7 @@ def export(
     target = Path(os.path.relpath(output or run / "export" / f"{checkpoint.stem}-{format}"))
     _check(format, target, data, batch_sizes)
     model = load(checkpoint, configured)
-    data.input_size, data.known_classes = model.input_size, model.class_names
+    data.input_size, data.known_classes, data.crop_pct = model.input_size, model.class_names, model.crop_pct
     probabilities, labels = verify.reference(model, data)
     model.merge_lora()
     model.eval().requires_grad_(False)

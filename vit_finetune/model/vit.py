@@ -165,6 +165,13 @@ def data_config(config: ViTConfig) -> dict[str, Any]:
     }
 
 
+def crop_pct(config: ViTConfig) -> float:
+    """Return the fraction of height and width that evaluation keeps of an image, recorded by timm for the weights."""
+    known = timm.get_pretrained_cfg(current_name(config.name), allow_unregistered=True)
+    kept: float = timm.data.resolve_data_config(pretrained_cfg=known.to_dict() if known else {})["crop_pct"]
+    return kept
+
+
 def build_preprocess(config: ViTConfig) -> Preprocess:
     """Build the module that brings stored images into the format of :func:`data_config`."""
     return Preprocess(**data_config(config))

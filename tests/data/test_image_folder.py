@@ -371,3 +371,19 @@ def test_stretching_keeps_the_edges_and_cropping_does_not(tmp_path: Path) -> Non
 def test_sizes_out_of_range_are_refused(fails: Callable[..., str]) -> None:
     for size in ("0", "[32]", "[32, -1]"):
         assert "--data.size is" in fails("fit", *TINY, "--data=ImageFolder", f"--data.size={size}")
+
+
+def test_center_of_the_weights_is_evaluated(tmp_path: Path) -> None:
+    """With crop_pct 0.8, a tenth of each side is cut off; small images that stay as they are lose nothing."""
+    folder = tmp_path / "p" / "val" / "a"
+    folder.mkdir(parents=True)
+    (tmp_path / "p" / "val" / "b").mkdir()
+    image = Image.new("RGB", (40, 40), "red")
+    image.paste((128, 128, 128), (4, 4, 36, 36))
+    image.save(folder / "0.png")
+    for side, corner in ((32, [128, 128, 128]), (40, [255, 0, 0])):
+        data = ImageFolder(str(tmp_path / "p"))
+        data.input_size, data.crop_pct = (side, side), 0.8
+        data.setup("validate")
+        assert data.datasets["val"].images_at(torch.tensor([0]))[0, :, 0, 0].tolist() == corner
+        assert data.eval_crop == ("crop", 0.8 if side == 32 else 1.0)

@@ -91,6 +91,8 @@ class ImageDataModule(LightningDataModule):
         self.mixup, self.cutmix = mixup, cutmix
         self.input_size: tuple[int, int] | None = None
         self.crop_pct = 1.0
+        # How images were brought to the size of the validation images: crop or stretch, and the fraction that is kept.
+        self.eval_crop: tuple[Resize, float] = ("crop", 1.0)
         self.known_classes: list[str] | None = None
         self.class_names: list[str] | None = None
         self.datasets: dict[str, ImageDataset] = {}
@@ -144,11 +146,6 @@ class ImageDataModule(LightningDataModule):
             name: dataset.labels[dataset.labels >= 0].bincount(minlength=classes).tolist()
             for name, dataset in self.datasets.items()
         }
-
-    @property
-    def eval_crop(self) -> tuple[Resize, float]:
-        """How images of other sizes are brought to the size of the dataset: crop or stretch, and the fraction kept."""
-        return "crop", 1.0
 
     # Loaders
 

@@ -101,8 +101,8 @@ class ImageFiles(ImageDataModule):
             names = self.list_unlabeled()
             if not names:
                 raise MisconfigurationException(f"{self.title} contains no images; {ACCEPTED_TYPES}.")
-            size, _ = self._decoded_size(names, {})  # broken files are reported in the table of predictions
-            return {"predict": UnlabeledImageDataset(names, self._eval_reader(size))}
+            reader, _ = self._eval_reader(names, {})  # broken files are reported in the table of predictions
+            return {"predict": UnlabeledImageDataset(names, reader)}
         if problem := self.unavailable_reason():
             raise MisconfigurationException(problem)
         files = self._label(stage)
@@ -136,10 +136,9 @@ class ImageFiles(ImageDataModule):
     def _read(self, files: dict[str, ImageFileDataset], broken: dict[str, str]) -> dict[str, ImageDataset]:
         """Choose the image size, decode datasets that fit into memory, and add broken files to ``broken``."""
         for split, dataset in files.items():
-            size, aspects = self._decoded_size(dataset.names, broken)
-            dataset.reader = self._eval_reader(size)
+            dataset.reader, aspects = self._eval_reader(dataset.names, broken)
             if split == "train" and self._crops(aspects):
-                self._store_for_crops(dataset, size, aspects)
+                self._store_for_crops(dataset, aspects)
         sizes = [(len(dataset), dataset.reader.size or (0, 0)) for dataset in files.values()]
         if sum(count * 3 * height * width for count, (height, width) in sizes) <= self.cache_gb * 1e9:
             return {name: _into_memory(dataset, broken) for name, dataset in files.items()}
@@ -149,10 +148,11 @@ class ImageFiles(ImageDataModule):
                     pass  # collects broken files
         return dict(files)
 
-    def _decoded_size(self, names: list[str], broken: dict[str, str]) -> tuple[tuple[int, int], Tensor | None]:
-        """Return height and width of the decoded images, see ``size``.
+    def _eval_reader(self, names: list[str], broken: dict[str, str]) -> tuple[ImageReader, Tensor | None]:
+        """Choose the size of the images, see ``size``.
 
-        Also return width over height of each image file, or ``None`` if the images stay as they are.
+        Returns:
+            The reader for evaluation, and width over height of each file; ``None`` if the images stay as they are.
         """
         read = partial(read_size, max_pixels=self.reader.max_pixels)
         sizes = dict(_readable(lambda name: read(self.source(name)), names, broken))
@@ -160,29 +160,23 @@ class ImageFiles(ImageDataModule):
         if self.size is None and len(set(sizes.values())) == 1:
             width, height = next(iter(sizes.values()))
             if height <= limit[0] and width <= limit[1] and height * limit[1] == width * limit[0]:
-                return (height, width), None
+                self.eval_crop = ("crop", 1.0)
+                return replace(self.reader, size=(height, width), crop_pct=1.0), None
         aspects = torch.ones(len(names))
         for position, (width, height) in sizes.items():
             aspects[position] = width / height
-        return self.size or limit, aspects
-
-    @property
-    @override
-    def eval_crop(self) -> tuple[Resize, float]:
-        return self.reader.resize, self.crop_pct
-
-    def _eval_reader(self, size: tuple[int, int]) -> ImageReader:
-        return replace(self.reader, size=size, crop_pct=self.crop_pct)
+        self.eval_crop = (self.reader.resize, self.crop_pct if self.reader.resize == "crop" else 1.0)
+        return replace(self.reader, size=self.size or limit, crop_pct=self.eval_crop[1]), aspects
 
     def _crops(self, aspects: Tensor | None) -> bool:
         if self.hparams["crop_scale"] is None:
             self.crop_scale = 0.0 if aspects is None else CROP_SCALE
         return bool(self.crop_scale) and aspects is not None
 
-    def _store_for_crops(self, dataset: ImageFileDataset, size: tuple[int, int], aspects: Tensor | None) -> None:
+    def _store_for_crops(self, dataset: ImageFileDataset, aspects: Tensor | None) -> None:
         """Keep whole training images, somewhat larger than they are needed; random crops undo the stretching."""
-        self.crop_size = size
-        height, width = (round(side * MARGIN) for side in size)
+        self.crop_size = size = dataset.reader.size
+        height, width = (round(side * MARGIN) for side in size or DEFAULT_SIZE)
         dataset.reader = replace(self.reader, size=(height, width), resize="stretch")
         dataset.aspects = aspects if self.reader.resize == "crop" else None
 

@@ -52,7 +52,7 @@ def export(
     model.merge_lora()
     model.eval().requires_grad_(False)
     images = data.datasets["val"].images_at(torch.arange(min(32, len(labels))))
-    metadata = build_metadata(model, tuple(images.shape[1:]))
+    metadata = build_metadata(model, tuple(images.shape[1:]), data.eval_crop)
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".unverified-", dir=target.parent) as parent:
         folder = Path(parent) / target.name
@@ -94,12 +94,15 @@ def load(checkpoint: Path, configured: ViTClassifier) -> ViTClassifier:
     return type(configured).load_from_checkpoint(checkpoint, map_location="cpu", weights_only=True, **options)
 
 
-def build_metadata(model: ViTClassifier, image_shape: tuple[int, ...]) -> ModelMetadata:
+def build_metadata(
+    model: ViTClassifier, image_shape: tuple[int, ...], eval_crop: tuple[str, float] = ("crop", 1.0)
+) -> ModelMetadata:
     """Describe the model in plain values.
 
     Args:
         model: With its weights.
         image_shape: Channels, height and width of the images that the file takes.
+        eval_crop: See :attr:`vit_finetune.data.ImageDataModule.eval_crop`.
     """
     names, preprocessing = model.class_names or [], model.preprocessing
     return {
@@ -110,6 +113,8 @@ def build_metadata(model: ViTClassifier, image_shape: tuple[int, ...]) -> ModelM
             "mean": list(preprocessing["mean"]),
             "std": list(preprocessing["std"]),
             "interpolation": preprocessing["interpolation"],
+            "resize": eval_crop[0],
+            "crop_pct": eval_crop[1],
         },
         "input": {"name": "images", "dtype": "uint8", "shape": ["batch", *image_shape], "channels": "RGB"},
         "output": {"name": "probabilities", "dtype": "float32", "shape": ["batch", len(names)]},

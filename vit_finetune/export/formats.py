@@ -29,6 +29,10 @@ class Preprocessing(TypedDict):
     mean: list[float]
     std: list[float]
     interpolation: str
+    resize: str
+    """``crop`` or ``stretch``: how images were brought to the size of the input."""
+    crop_pct: float
+    """Fraction of height and width that a crop keeps."""
 
 
 class TensorSpec(TypedDict):
@@ -170,9 +174,8 @@ def write_timm(model: ViTClassifier, metadata: ModelMetadata, folder: Path) -> N
     net.pretrained_cfg = {
         **net.pretrained_cfg,
         "input_size": (3, *preprocessing["size"]),
-        # As in training: a square image is only resized, others are resized by the shorter side and center-cropped.
-        "crop_pct": 1.0,
-        "crop_mode": "center",
+        "crop_pct": preprocessing["crop_pct"],
+        "crop_mode": "center" if preprocessing["resize"] == "crop" else "squash",
         "custom_load": False,  # some architectures load .npz files from the hub
         "mean": preprocessing["mean"],
         "std": preprocessing["std"],

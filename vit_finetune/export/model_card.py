@@ -24,7 +24,7 @@ USAGE = {
     "onnx": """\
 import json, numpy as np, onnxruntime
 {open_image}
-pixels = np.asarray(ImageOps.fit(image, ({width}, {height}), Image.Resampling.BICUBIC)).transpose(2, 0, 1)[None]
+pixels = np.asarray({resize}).transpose(2, 0, 1)[None]
 session = onnxruntime.InferenceSession("model.onnx", providers=["CPUExecutionProvider"])
 names = json.loads(session.get_modelmeta().custom_metadata_map["class_names"])
 probabilities = session.run(None, {{"images": pixels}})[0][0]
@@ -32,7 +32,7 @@ print(names[probabilities.argmax()], probabilities.max())""",
     "torch_export": """\
 import json, numpy as np, torch
 {open_image}
-pixels = np.array(ImageOps.fit(image, ({width}, {height}), Image.Resampling.BICUBIC)).transpose(2, 0, 1)[None]
+pixels = np.array({resize}).transpose(2, 0, 1)[None]
 extra = {{"metadata.json": ""}}
 program = torch.export.load("model.pt2", extra_files=extra).module()
 names = json.loads(extra["metadata.json"])["class_names"]
@@ -99,7 +99,12 @@ def write(inputs: CardInputs) -> str:
 def usage(format: str, metadata: ModelMetadata) -> str:
     """Return a Python example that classifies one image with the file, without this project."""
     _, _, height, width = metadata["input"]["shape"]
-    return USAGE[format].format(open_image=OPEN_IMAGE, height=height, width=width)
+    way, kept = metadata["preprocessing"]["resize"], metadata["preprocessing"]["crop_pct"]
+    resize = f"image.resize(({width}, {height}), Image.Resampling.BICUBIC)"
+    if way == "crop":  # a bleed is removed on each side
+        bleed = f", bleed={(1 - kept) / 2:.4g}" if kept < 1 else ""
+        resize = f"ImageOps.fit(image, ({width}, {height}), Image.Resampling.BICUBIC{bleed})"
+    return USAGE[format].format(open_image=OPEN_IMAGE, resize=resize)
 
 
 def _data(inputs: CardInputs, header: Checkpoint) -> str:
@@ -179,7 +184,7 @@ def _input_and_output(inputs: CardInputs) -> str:
     return "\n".join(
         [
             f"- Input `{given['name']}`: uint8, shape (batch, 3, {height}, {width}), RGB, any batch size, not "
-            "normalized. Resize other images by their shorter side and center-crop them, as in the example below.",
+            "normalized. Bring other images to this size as in the example below.",
             f"- Output `{result['name']}`: float32, shape (batch, {result['shape'][1]}), the probabilities of the "
             "classes in the order of the class names.",
             f"- Class names, temperature and preprocessing are stored in the file, in its {place}.",

@@ -100,7 +100,8 @@ def crop_one_by_one(images: Tensor, boxes: Tensor, size: tuple[int, int], flippe
             for image, box in zip(images, boxes.tolist(), strict=True)
         ]
     )
-    return torch.where(flipped[:, None, None, None], crops.flip(-1), crops)
+    crops[flipped] = crops[flipped].flip(-1)
+    return crops
 
 
 def crop_batch(images: Tensor, boxes: Tensor, size: tuple[int, int], flipped: Tensor) -> Tensor:

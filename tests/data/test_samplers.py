@@ -46,6 +46,24 @@ def test_stratified_split() -> None:
     assert not torch.equal(val, stratified_split(labels, 0.1, seed=4)[1])
 
 
+@pytest.mark.parametrize(
+    ("fraction", "expected"),
+    [(0.0, [0, 0, 0, 0]), (0.1, [0, 1, 1, 2]), (0.5, [0, 1, 2, 10]), (0.9, [0, 1, 2, 18]), (1.0, [1, 2, 3, 20])],
+)
+def test_small_classes_are_in_both_parts(fraction: float, expected: list[int]) -> None:
+    labels = torch.tensor([0] * 1 + [1] * 2 + [2] * 3 + [3] * 20)
+    first, second = stratified_split(labels, fraction, seed=0)
+    assert labels[second].bincount(minlength=4).tolist() == expected
+    assert torch.equal(torch.cat([first, second]).sort().values, torch.arange(26))
+
+
+def test_splits_of_larger_classes_are_those_of_earlier_versions() -> None:
+    """A small class draws as many random numbers as before, so that the classes after it keep their images."""
+    labels = torch.tensor([0] * 3 + [1] * 20)
+    _, val = stratified_split(labels, 0.1, seed=0)
+    assert val[1:].tolist() == [4, 16]  # recorded before small classes were treated differently
+
+
 def test_order_depends_on_seed_and_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     orders = {}
     for seed, epoch in ((0, 0), (0, 1), (1, 0), (0, 0)):

@@ -81,7 +81,9 @@ def stratified_split(labels: Tensor, fraction: float, seed: int) -> tuple[Tensor
 
     Args:
         labels: int64, shape ``(N,)``.
-        fraction: Fraction of each class that goes to the second part, from 0 to 1; the count is rounded.
+        fraction: Fraction of each class that goes to the second part, from 0 to 1; the count is rounded. Between 0
+            and 1, each class keeps at least one image in the first part and, if it has two or more, gets at least one
+            in the second, so that no small class is missing from the metrics.
         seed: Seed of the split; nothing else affects it.
 
     Returns:
@@ -92,5 +94,8 @@ def stratified_split(labels: Tensor, fraction: float, seed: int) -> tuple[Tensor
     for label in labels.unique().tolist():
         members = (labels == label).nonzero().flatten()
         order = torch.randperm(len(members), generator=generator)
-        second[members[order[: round(fraction * len(members))]]] = True
+        count = round(fraction * len(members))
+        if 0 < fraction < 1:
+            count = min(max(count, 1), len(members) - 1)
+        second[members[order[:count]]] = True
     return (~second).nonzero().flatten(), second.nonzero().flatten()

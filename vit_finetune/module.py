@@ -12,7 +12,8 @@ Log a metric of your own; to monitor it, add its name to ``METRICS`` below::
             self.log("val/entropy", entropy.mean(), on_epoch=True, batch_size=len(entropy), sync_dist=True)
             return outputs
 
-Change the loss; ``target`` holds class indices ``(B,)``, or probabilities ``(B, C)`` with mixup or cutmix::
+Change the loss; ``target`` holds class indices ``(B,)``, or probabilities ``(B, C)`` with mixup or cutmix, and
+``self.class_weights`` the weights of ``--model.class_weights``, or ``None``::
 
     class WithPolyLoss(ViTClassifier):
         def training_loss(self, logits, target):
@@ -29,7 +30,7 @@ Swap the network for any module from normalized images ``(B, 3, H, W)`` to logit
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch.nn.functional as F
 from lightning.fabric.utilities.exceptions import MisconfigurationException
@@ -45,7 +46,7 @@ from vit_finetune.checkpoint import Checkpoint, begin_next_epoch, find, make_pla
 from vit_finetune.data.datasets import Batch
 from vit_finetune.evaluation import calibration
 from vit_finetune.evaluation.metrics import PredictionCollector, StageMetrics, StepLogger, require_finite
-from vit_finetune.model import gradients
+from vit_finetune.model import class_weights, gradients
 from vit_finetune.model.config import ViTConfig
 from vit_finetune.model.ema import WeightEMA
 from vit_finetune.model.preprocess import Preprocess
@@ -73,6 +74,9 @@ class ViTClassifier(LightningModule):
         std: Channel standard deviations on a 0-1 scale. Default: those the weights were trained with.
         drop_path: Stochastic depth: probability of skipping the last block; it decreases linearly to 0 at the first.
         label_smoothing: Label smoothing of the training loss. Validation and test loss are plain cross-entropy.
+        class_weights: Weights of the classes in the training loss: balanced for the inverse of their numbers of
+            training images, or a list of one positive number per class, in the order of the class names. Validation
+            and test loss have no weights. Default: none.
         optimizer: Any first-order optimizer of timm.
         lr: Peak learning rate. With layer_decay it is the learning rate of the head; lower blocks get less.
         lr_for_batch: Global batch size that lr is meant for. Another one (batch size per device times devices times
@@ -111,6 +115,7 @@ class ViTClassifier(LightningModule):
         std: list[float] | None = None,
         drop_path: float = 0.0,
         label_smoothing: float = 0.0,
+        class_weights: Literal["balanced"] | list[float] | None = None,
         optimizer: str = "adamw",
         lr: float = 1.5e-4,
         lr_for_batch: int | None = None,
@@ -132,6 +137,7 @@ class ViTClassifier(LightningModule):
         self.fetch_weights = True  # False when a checkpoint is about to fill the network
         self.net = None
         self.temperature = 1.0  # see evaluation/calibration.py
+        self.class_weights: Tensor | None = None  # of the training loss, set where training starts
         self.ema_callback: WeightEMA | None = None
         self.train_log = StepLogger()
 
@@ -194,19 +200,25 @@ class ViTClassifier(LightningModule):
 
     @override
     def setup(self, stage: str) -> None:
-        """Take the class names from the data module before the network is built.
+        """Take the class names from the data module before the network is built, and for fit the class weights.
 
         Raises:
-            MisconfigurationException: The classes of model and data differ.
+            MisconfigurationException: The classes of model and data differ, or the class weights do not fit them.
         """
         self._update_name()
-        names = getattr(self.trainer.datamodule, "class_names", None)  # type: ignore[attr-defined]
+        data = self.trainer.datamodule  # type: ignore[attr-defined]
+        names = getattr(data, "class_names", None)
         if names is not None and self.class_names not in (None, list(names)):
             raise MisconfigurationException(
                 f"The model's classes are {', '.join(self.class_names or [])}; the data's are {', '.join(names)}."
             )
         if names is not None:
             self.hparams["class_names"] = list(names)
+        if stage == "fit":
+            # From the whole training split, so that all processes have the same weights.
+            counts = getattr(data, "class_counts", {}).get("train")
+            option, device = self.hparams["class_weights"], self.trainer.strategy.root_device
+            self.class_weights = class_weights.for_training(option, self.class_names or (), counts, device)
 
     def _update_name(self) -> None:
         from vit_finetune.model import vit
@@ -314,11 +326,19 @@ class ViTClassifier(LightningModule):
     def training_loss(self, logits: Tensor, target: Tensor) -> Tensor:
         """Return the mean training loss of a batch, a scalar.
 
+        With class weights, the weighted sum is divided by the number of images, not by the sum of the weights as in
+        PyTorch's mean. Each image then counts the same in every batch, and several processes or accumulated batches
+        equal one large batch.
+
         Args:
             logits: float32, shape ``(B, C)``.
             target: Class indices, int64 ``(B,)``; with mixup or cutmix probabilities, float32 ``(B, C)``.
         """
-        return F.cross_entropy(logits, target, label_smoothing=self.hparams["label_smoothing"])
+        smoothing = self.hparams["label_smoothing"]
+        if self.class_weights is None:
+            return F.cross_entropy(logits, target, label_smoothing=smoothing)
+        total = F.cross_entropy(logits, target, self.class_weights, label_smoothing=smoothing, reduction="sum")
+        return total / len(logits)
 
     @override
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:

@@ -17,7 +17,7 @@ from vit_finetune import environment
 from vit_finetune.checkpoint import Checkpoint, epochs_done, read_header
 from vit_finetune.data import ImageDataModule
 from vit_finetune.errors import raise_problems
-from vit_finetune.model import lora, memory, precision, pretrained, unfreeze
+from vit_finetune.model import class_weights, lora, memory, precision, pretrained, unfreeze
 from vit_finetune.module import METRICS, ViTClassifier
 
 NEW_RUN = "To start a new run from its weights: fit --model.weights"
@@ -61,6 +61,7 @@ def _invalid_options(model: ViTClassifier) -> list[str | None]:
         for name in ("unfreeze_by", "lora_rank")
         if h[name] is not None and h[name] < 1
     ]
+    problems.append(class_weights.invalid_reason(h.class_weights, model.class_names))
     chosen = [f"--model.{name}" for name in ("freeze_backbone", "unfreeze_by", "lora_rank") if h[name]]
     if len(chosen) > 1:
         problems.append(f"{' and '.join(chosen)} exclude each other; choose one.")

@@ -67,6 +67,7 @@ def test_label_smoothing_is_for_training_only(echo: ViTClassifier) -> None:
 
 def test_top5_where_there_are_more_than_five_classes() -> None:
     assert set(StageMetrics(5).accuracy.keys()) == {"acc"}
+    assert set(StageMetrics(5, macro=True).accuracy.keys()) == {"acc", "acc_macro"}
     metrics = StageMetrics(6)
     logits = torch.arange(6.0).repeat(6, 1)
     metrics.add(torch.zeros(6), logits, torch.arange(6))

@@ -54,7 +54,7 @@ from vit_finetune.model.preprocess import Preprocess
 # timm takes a third of a second to import, and `--help` reads this file. Modules that use timm are therefore imported
 # where a network is built.
 
-METRICS = tuple(f"{stage}/{name}" for stage in ("train", "val") for name in ("loss", "acc", "acc_top5"))
+METRICS = (*(f"{stage}/{name}" for stage in ("train", "val") for name in ("loss", "acc", "acc_top5")), "val/acc_macro")
 """Metrics that fit logs per epoch and that callbacks can monitor; top-5 accuracy needs more than five classes."""
 
 
@@ -277,7 +277,8 @@ class ViTClassifier(LightningModule):
             net.compile()  # in place: wrapping would put a prefix before every key of a checkpoint
         self.preprocess = Preprocess(**self.preprocessing)
         classes = len(self.class_names)
-        self.train_metrics, self.val_metrics, self.test_metrics = (StageMetrics(classes) for _ in range(3))
+        self.train_metrics = StageMetrics(classes)
+        self.val_metrics, self.test_metrics = (StageMetrics(classes, macro=True) for _ in range(2))
         self.val_predictions = PredictionCollector()
         return net
 
@@ -456,7 +457,7 @@ class ViTClassifier(LightningModule):
 
     @override
     def on_validation_epoch_end(self) -> None:
-        """Log ``val/loss``, ``val/acc`` and, with more than five classes, ``val/acc_top5``; fit the temperature."""
+        """Log loss and accuracy of the validation images; in fit, fit the temperature."""
         if self.trainer.training or self.trainer.validating:
             require_finite(self.trainer, float(self.val_metrics.loss.compute()), "validation")
         self.val_metrics.log(self, "val")

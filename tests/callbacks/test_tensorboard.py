@@ -20,7 +20,7 @@ from vit_finetune.data.decode import decode
 from vit_finetune.model.preprocess import Preprocess
 
 FLOAT16 = f"--config={REPOSITORY / 'configs' / 'precision' / '16-mixed-cpu.yaml'}"
-EPOCH = ["epoch", "train/acc", "train/loss", "val/acc", "val/loss"]
+EPOCH = ["epoch", "train/acc", "train/loss", "val/acc", "val/acc_macro", "val/loss"]
 SPEED = ["train/data_time_fraction", "train/images_per_second", "train/peak_memory_gb", "train/tflops"]
 STEPS = ["train/acc_step", "train/loss_step", "train/lr", *SPEED]
 ALWAYS = {*EPOCH, *STEPS, "train/first_step_seconds", "train/seconds", "best/val/acc"}

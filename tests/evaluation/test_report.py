@@ -38,6 +38,7 @@ def test_metrics_by_hand() -> None:
     assert rows[0] == pytest.approx((2 / 3, 2 / 3, 2 / 3, 3)) and rows[1] == pytest.approx((1 / 3, 1 / 2, 2 / 5, 2))
     assert rows[2] == (None, 0, 0, 1) and rows[3] == (None, None, None, 0)
     assert report.macro.precision == pytest.approx(1 / 2) and report.macro.recall == pytest.approx(7 / 18)
+    assert report.acc_macro == report.macro.recall
     assert report.macro.f1 == pytest.approx((2 / 3 + 2 / 5) / 3)
 
     def probability(logit: float) -> float:
@@ -82,6 +83,8 @@ def test_text_has_no_nan_and_escapes_names() -> None:
     report = small_report()
     text = markdown(report, ["confusion", "reliability", "mistakes"])
     assert r"| b\|ee | 0.3333 | 0.5000 | 0.4000 | 2 |" in text
+    assert "| test/acc_macro | 0.3889 | mean recall of the 3 classes that have images |" in text
+    assert "test/acc_macro 0.3889" in terminal(report)
     assert r"| cat\_\* | - | 0.0000 | 0.0000 | 1 |" in text and "| gone | - | - | - | 0 |" in text
     assert r"| photos/\\xff\|.png | cat\_\* | b\|ee | 71.1 % |" in text
     assert r"| ant | b\|ee | 1 |" in text and "- data: photos" in text
@@ -97,7 +100,7 @@ def test_terminal_shows_the_classes_with_the_lowest_f1() -> None:
     lines = terminal(Report.from_logits(logits, labels, [f"class {i}" for i in range(100)])).splitlines()
     assert lines[0].startswith("test/acc ") and "0.9900" in lines[0] and "100 images" in lines[0]
     assert lines[-1] == "the 20 of 100 classes with the lowest F1" and len(lines) < 30
-    assert [line.split()[1] for line in lines[6:8]] == ["7", "8"]
+    assert [line.split()[1] for line in lines[7:9]] == ["7", "8"]
 
 
 def test_no_images_and_no_mistakes(tmp_path: Path) -> None:
@@ -144,6 +147,7 @@ def test_command_saves_a_report_and_keeps_older_ones(
     assert set(events.Tags()["images"]) == {"test/confusion", "test/mistakes", "test/reliability"}
     logged = {tag: points[0].value for tag, points in read_scalars(newest).items()}
     assert logged["test/ece"] == pytest.approx(report["uncalibrated"]["ece"]) and "test/f1" in logged
+    assert logged["test/acc_macro"] == pytest.approx(7 / 8) == report["acc_macro"] == logged["test/recall"]
     assert logged["test/loss"] == pytest.approx(report["uncalibrated"]["loss"])
     assert logged["test/acc"] == pytest.approx(5 / 6) == report["top1"]["value"]
 

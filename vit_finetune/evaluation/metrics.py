@@ -13,14 +13,52 @@ from typing_extensions import override
 from vit_finetune.errors import NonFiniteLossError
 
 
+class MacroAccuracy(Metric):
+    """Mean recall of the classes that have images.
+
+    The macro average of torchmetrics counts a class without images as 0 as soon as it is predicted. Its metrics per
+    class also count pairs of classes, in memory and time that grow with the square of their number.
+
+    Args:
+        num_classes: Number of classes.
+    """
+
+    correct: Tensor
+    images: Tensor
+    full_state_update = False
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        for name in ("correct", "images"):
+            self.add_state(name, torch.zeros(num_classes, dtype=torch.long), dist_reduce_fx="sum")
+
+    @override
+    def update(self, logits: Tensor, labels: Tensor) -> None:
+        """Count the images of a batch.
+
+        Args:
+            logits: Shape ``(B, C)``.
+            labels: int64, shape ``(B,)``.
+        """
+        # bincount would make the host wait for the GPU.
+        self.images = self.images.index_add(0, labels, torch.ones_like(labels))
+        self.correct = self.correct.index_add(0, labels, (logits.argmax(-1) == labels).long())
+
+    @override
+    def compute(self) -> Tensor:
+        """Return the mean, a scalar; NaN without images."""
+        return (self.correct / self.images).nanmean()
+
+
 class StageMetrics(nn.Module):
     """Mean loss and accuracy over all images of a stage, exact for any number of processes and uneven batches.
 
     Args:
         num_classes: With more than five classes, top-5 accuracy is computed too.
+        macro: Compute the mean accuracy of the classes too.
     """
 
-    def __init__(self, num_classes: int) -> None:
+    def __init__(self, num_classes: int, macro: bool = False) -> None:
         super().__init__()
         top = {"acc": 1} | ({"acc_top5": 5} if num_classes > 5 else {})
         self.loss = MeanMetric(nan_strategy="disable")  # a NaN loss must be visible, not skipped
@@ -30,6 +68,8 @@ class StageMetrics(nn.Module):
                 for name, k in top.items()
             }
         )
+        if macro:
+            self.accuracy.add_metrics({"acc_macro": MacroAccuracy(num_classes)})
 
     def add(self, losses: Tensor, logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """Update the metrics.
@@ -49,7 +89,7 @@ class StageMetrics(nn.Module):
         return {"loss": losses.mean(), "acc": (logits.argmax(-1) == labels).float().mean()}
 
     def log(self, module: LightningModule, stage: str) -> None:
-        """Log ``stage/loss``, ``stage/acc`` and ``stage/acc_top5`` at the end of an epoch."""
+        """Log ``stage/loss``, ``stage/acc``, ``stage/acc_top5`` and ``stage/acc_macro`` at the end of an epoch."""
         module.log(f"{stage}/loss", self.loss, prog_bar=True)
         for name, metric in self.accuracy.items():
             module.log(f"{stage}/{name}", metric, prog_bar=name == "acc")

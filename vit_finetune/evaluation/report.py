@@ -78,6 +78,8 @@ class Report:
     top1: Proportion
     top5: Proportion | None
     """``None`` with five classes or fewer."""
+    acc_macro: float
+    """Mean accuracy of the classes that have images: equal to ``macro.recall``, and logged as ``test/acc_macro``."""
     temperature: float
     uncalibrated: Calibration
     """Of the probabilities at temperature 1."""
@@ -123,21 +125,18 @@ class Report:
         top5 = (logits.topk(5).indices == labels[:, None]).any(1) if count > 5 else None
         confusion = multiclass_confusion_matrix(predicted, labels, count)
         classes = _class_metrics(predicted, labels, class_names, confusion)
+        macro = _macro(classes)
+        assert macro.recall is not None
         return cls(
             images=len(labels),
             top1=_proportion(predicted == labels),
             top5=None if top5 is None else _proportion(top5),
+            acc_macro=macro.recall,
             temperature=temperature,
             uncalibrated=_calibration(logits, labels),
             calibrated=_calibration(logits / temperature, labels),
             classes=classes,
-            macro=ClassMetrics(
-                name="mean over classes",
-                precision=_mean(row.precision for row in classes),
-                recall=_mean(row.recall for row in classes),
-                f1=_mean(row.f1 for row in classes),
-                support=len(labels),
-            ),
+            macro=macro,
             confusion=confusion,
             mistakes=_mistakes((logits / temperature).softmax(-1), labels, class_names, paths),
             about=dict(about or {}),
@@ -192,6 +191,16 @@ def _class_metrics(predicted: Tensor, labels: Tensor, names: Sequence[str], conf
         )
     ]
     return [ClassMetrics(*row) for row in zip(names, *columns, support.tolist(), strict=True)]
+
+
+def _macro(classes: Sequence[ClassMetrics]) -> ClassMetrics:
+    return ClassMetrics(
+        name="mean over classes",
+        precision=_mean(row.precision for row in classes),
+        recall=_mean(row.recall for row in classes),
+        f1=_mean(row.f1 for row in classes),
+        support=sum(row.support for row in classes),
+    )
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

@@ -128,9 +128,11 @@ def _totals(report: Report) -> list[tuple[str, str, str]]:
     if report.temperature != 1.0:
         condition = f"at temperature {report.temperature:.3f}"
         loss, ece = f"{report.calibrated.loss:.4f} {condition}", f"{report.calibrated.ece:.4f} {condition}"
+    with_images = sum(row.support > 0 for row in report.classes)
     return [
         ("test/acc", f"{report.top1.value:.4f}", f"{_interval(report.top1)}, {report.images} images"),
         *([("test/acc_top5", f"{report.top5.value:.4f}", _interval(report.top5))] if report.top5 else []),
+        ("test/acc_macro", f"{report.acc_macro:.4f}", f"mean recall of the {with_images} classes that have images"),
         ("test/loss", f"{report.uncalibrated.loss:.4f}", loss),
         ("test/ece", f"{report.uncalibrated.ece:.4f}", ece),
     ]

@@ -21,7 +21,7 @@ def for_training(
     """Return the weights of ``--model.class_weights``; without weights, warn if the classes are imbalanced.
 
     ``balanced`` is N / (C * n) for a class with n of the N training images, as in scikit-learn's
-    ``class_weight="balanced"``: each of the C classes has the same sum of weights, and the mean weight of an image is 1.
+    ``class_weight="balanced"``: each of the C classes has the same sum of weights, and their mean over all images is 1.
 
     Args:
         option: ``balanced``, one positive number for each class, or ``None``.

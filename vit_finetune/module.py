@@ -27,11 +27,13 @@ Swap the network for any module from normalized images ``(B, 3, H, W)`` to logit
             return timm.create_model("resnet18", pretrained=pretrained, num_classes=len(self.class_names))
 """
 
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 import torch.nn.functional as F
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -94,6 +96,9 @@ class ViTClassifier(LightningModule):
         compile: Compile the network with torch.compile. The first step takes minutes.
         ema: Decay of an exponential moving average (EMA) of the weights, at least 0 and below 1, such as 0.999. The EMA
             weights are validated, saved in checkpoints, tested and exported. Default: no EMA.
+        tta: Test-time augmentation of validate, also within fit, test and predict: flip averages the probabilities of
+            each image and its horizontal mirror image, in twice the time. Training and exported files do not use it.
+            Default: none.
     """
 
     net: nn.Module | None
@@ -130,6 +135,7 @@ class ViTClassifier(LightningModule):
         grad_checkpointing: bool = False,
         compile: bool = False,
         ema: float | None = None,
+        tta: Literal["flip"] | None = None,
     ) -> None:
         super().__init__()
         self.save_hyperparameters(logger=False)
@@ -300,6 +306,23 @@ class ViTClassifier(LightningModule):
         """Return calibrated probabilities, float32 in the shape of the logits; see evaluation/calibration.py."""
         return (logits.float() / self.temperature).softmax(-1)
 
+    def evaluation_logits(self, images: Tensor) -> Tensor:
+        """Classify images as validate, test and predict do: with the test-time augmentation of ``--model.tta``.
+
+        Args:
+            images: As for :meth:`forward`.
+
+        Returns:
+            Logits, float32 ``(B, C)``; with augmentation the logarithm of the mean probability. The temperature
+            applies to these: averaged first, calibrated second (Rahaman and Thiery 2021, arXiv:2007.08792).
+        """
+        logits: Tensor = self(images).float()
+        if self.hparams["tta"] is None:
+            return logits
+        # A second pass, since a batch of double size could need more memory than training has left.
+        mirrored = self(images.flip(-1)).float()
+        return torch.logaddexp(logits.log_softmax(-1), mirrored.log_softmax(-1)) - math.log(2)
+
     def merge_lora(self) -> None:
         """Merge the LoRA updates into the weights, which leaves a plain network with equal predictions."""
         if self.hparams["lora_rank"]:
@@ -449,7 +472,7 @@ class ViTClassifier(LightningModule):
         return self._evaluate(self.test_metrics, batch)
 
     def _evaluate(self, metrics: StageMetrics, batch: Batch) -> dict[str, Tensor]:
-        logits = self(batch["image"]).float()
+        logits = self.evaluation_logits(batch["image"])
         real = batch["index"] >= 0  # padding samples even out the batches of several processes
         logits, labels, index = logits[real], batch["label"][real], batch["index"][real]
         metrics.add(F.cross_entropy(logits, labels, reduction="none"), logits, labels)
@@ -473,7 +496,7 @@ class ViTClassifier(LightningModule):
     @override
     def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
         """Return ``index`` int64 ``(B,)``, -1 for padding samples, and ``probability`` float32 ``(B, C)``."""
-        return {"index": batch["index"], "probability": self.probabilities(self(batch["image"]))}
+        return {"index": batch["index"], "probability": self.probabilities(self.evaluation_logits(batch["image"]))}
 
     # Checkpoints
 

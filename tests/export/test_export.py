@@ -111,6 +111,15 @@ def test_file_predicts_as_the_checkpoint(name: str, best: Path, exported: Callab
         np.testing.assert_allclose(found, expected.numpy(), atol=1e-4, rtol=0)
 
 
+def test_file_does_not_contain_test_time_augmentation(best: Path, tmp_path: Path) -> None:
+    """The file is verified against single passes, and a warning says so."""
+    with pytest.warns(UserWarning, match=r"classifies each image once, without --model.tta flip"):
+        main(
+            ["export", f"--ckpt_path={best}", "--format=torch_export", "--model.tta=flip", f"--output={tmp_path / 'e'}"]
+        )
+    assert (tmp_path / "e" / "model.pt2").is_file()
+
+
 @pytest.mark.parametrize("name", ["onnx", "torch_export", pytest.param("timm", marks=pytest.mark.slow)])
 def test_usage_on_the_card_runs_without_this_project(
     name: str, best: Path, exported: Callable[[str], Path], tmp_path: Path

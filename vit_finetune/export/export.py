@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
 import vit_finetune
@@ -89,8 +90,13 @@ def _check(format: str, target: Path, data: ImageDataModule, batch_sizes: tuple[
 
 
 def load(checkpoint: Path, configured: ViTClassifier) -> ViTClassifier:
-    """Load the weights in float32 into the configured model, without compilation and gradient checkpointing."""
-    options = public_items(configured.hparams) | {"compile": False, "grad_checkpointing": False}
+    """Load the weights in float32 into the configured model, without options that a file cannot have."""
+    if configured.hparams["tta"] is not None:
+        rank_zero_warn(
+            f"The file classifies each image once, without --model.tta {configured.hparams['tta']}. A temperature that "
+            "was fitted with it is kept."
+        )
+    options = public_items(configured.hparams) | {"compile": False, "grad_checkpointing": False, "tta": None}
     return type(configured).load_from_checkpoint(checkpoint, map_location="cpu", weights_only=True, **options)
 
 

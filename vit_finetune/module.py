@@ -65,8 +65,8 @@ class ViTClassifier(LightningModule):
 
     Args:
         name: Any Vision Transformer of timm, with the tag of its pretrained weights.
-        img_size: Height and width of the input in pixels; images are resized on the device. Default: the size of the
-            pretrained weights.
+        img_size: Size of the input in pixels, one number for a square, or height and width such as [32, 64]; images
+            are resized to it on the device. Default: the size of the pretrained weights.
         pretrained: Start from the pretrained weights of that name, downloaded once.
         weights: Start from this local file instead: .safetensors, .pth, or a checkpoint of this project; or from
             "embedded", the weights bundled with this package for the network of configs/quickstart.yaml.
@@ -111,7 +111,7 @@ class ViTClassifier(LightningModule):
     def __init__(
         self,
         name: str = "vit_base_patch16_224.augreg_in21k",
-        img_size: int | None = None,
+        img_size: int | list[int] | None = None,
         pretrained: bool = True,
         weights: str | None = None,
         timm_kwargs: dict[str, Any] | None = None,
@@ -261,14 +261,14 @@ class ViTClassifier(LightningModule):
 
     def _prepare_network(self, fetch_weights: bool) -> nn.Module:
         """Build the network, then apply weights, freezing, LoRA, sharding and compilation in this order."""
-        from vit_finetune.model import lora, optim, parallel, vit
+        from vit_finetune.model import local_weights, lora, optim, parallel, vit
 
         h = self.hparams
         if self.class_names is None:
             raise MisconfigurationException("No class names: set --model.class_names, or use data that has them.")
         net = self.build_network(pretrained=fetch_weights and h["pretrained"] and not h["weights"])
         if fetch_weights and h["weights"]:
-            vit.load_local_weights(net, h["weights"])
+            local_weights.load(net, h["weights"])
         if h["freeze_backbone"]:
             vit.freeze_backbone(net)
         if h["lora_rank"]:

@@ -105,7 +105,7 @@ def test_environment_variables(capsys: pytest.CaptureFixture[str], monkeypatch: 
         ),
         (["--data.batch_size=many"], r"--data.batch_size: expected int; got 'many'"),
         (["--model.lr=fast"], r"--model.lr: expected float; got 'fast'"),
-        (["--model.img_size=1.5"], r"--model.img_size: expected int or null; got '1.5'"),
+        (["--model.img_size=1.5"], r"--model.img_size: expected int or list\[int\] or null; got '1.5'"),
         (["--model.compile=maybe"], r"--model.compile: expected true or false; got 'maybe'"),
         (
             ["--trainer.precision=fp16"],

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from tests.conftest import TINY_KWARGS, only, weights
 from vit_finetune import ViTClassifier, main
-from vit_finetune.model import vit
+from vit_finetune.model import local_weights, vit
 from vit_finetune.model.config import ViTConfig
 
 NAME = "vit_tiny_patch16_224"
@@ -34,7 +34,7 @@ def test_local_weights_of_another_size_and_head(tmp_path: Path, suffix: str, cap
     net = vit.build(CONFIG, 3)
     head = net.head.weight.clone()
     with caplog.at_level("INFO"):
-        vit.load_local_weights(net, str(path))
+        local_weights.load(net, str(path))
     assert torch.equal(net.blocks[1].mlp.fc1.weight, state["blocks.1.mlp.fc1.weight"])
     assert torch.equal(net.head.weight, head)
     assert net.pos_embed.shape == (1, 17, 24)  # 4 x 4 patches and the class token
@@ -46,7 +46,7 @@ def test_head_of_the_same_size_is_loaded(tmp_path: Path, caplog: pytest.LogCaptu
     path, state = weights_file(tmp_path, ".safetensors", img_size=32, num_classes=3)
     net = vit.build(CONFIG, 3)
     with caplog.at_level("INFO"):
-        vit.load_local_weights(net, str(path))
+        local_weights.load(net, str(path))
     assert all(torch.equal(value, state[key]) for key, value in net.state_dict().items())
     assert "head loaded" in caplog.text
 
@@ -56,16 +56,16 @@ def test_weights_of_another_architecture_are_refused(tmp_path: Path, change: dic
     path, _ = weights_file(tmp_path, ".safetensors")
     net = vit.build(ViTConfig(NAME, 32, {**TINY_KWARGS, **change}), 3)
     if "patch_size" in change:  # timm resamples patches, and so they fit
-        vit.load_local_weights(net, str(path))
+        local_weights.load(net, str(path))
         return
     with pytest.raises(MisconfigurationException, match="do not fit this network"):
-        vit.load_local_weights(net, str(path))
+        local_weights.load(net, str(path))
 
 
 def test_file_without_weights_is_refused(tmp_path: Path) -> None:
     (tmp_path / "weights.safetensors").write_text("<html>not found</html>")
     with pytest.raises(MisconfigurationException, match="cannot be read as weights"):
-        vit.load_local_weights(vit.build(CONFIG, 3), str(tmp_path / "weights.safetensors"))
+        local_weights.load(vit.build(CONFIG, 3), str(tmp_path / "weights.safetensors"))
 
 
 def test_fit_from_a_file_and_from_a_checkpoint(folder_args: list[str], tmp_path: Path) -> None:
@@ -87,9 +87,25 @@ def test_fit_from_a_file_and_from_a_checkpoint(folder_args: list[str], tmp_path:
         ("vit_tiny_patch16_224.augreg_in99k", None, r"no weights 'augreg_in99k', only .*augreg_in21k"),
         ("resnet18", None, "is not a Vision Transformer"),
         (NAME, 30, r"img_size 30 is not divisible by the patch size 16 of .*; use 16 or 32"),
+        (NAME, 8, r"img_size 8 is not divisible by the patch size 16 of .*; use 16\."),
+        (
+            NAME,
+            (30, 64),
+            r"img_size \[30, 64\] is not divisible by the patch size 16 of .*; use \[16, 64\] or \[32, 64\]",
+        ),
+        (NAME, (32, 70), r"img_size \[32, 70\] is not divisible by .*; use \[32, 64\] or \[32, 80\]"),
+        (
+            NAME,
+            0,
+            r"--model.img_size is 0; expected one positive number of pixels, or height and width such as \[32, 64\]",
+        ),
+        (NAME, (32, -16), r"--model.img_size is \[32, -16\]; expected one positive"),
+        (NAME, (), r"--model.img_size is \[\]; expected one positive"),
+        (NAME, (32,), r"--model.img_size is \[32\]; expected one positive"),
+        (NAME, (3, 32, 32), r"--model.img_size is \[3, 32, 32\]; expected one positive"),
     ],
 )
-def test_impossible_networks_are_refused(name: str, img_size: int | None, message: str) -> None:
+def test_impossible_networks_are_refused(name: str, img_size: int | tuple[int, ...] | None, message: str) -> None:
     with pytest.raises(MisconfigurationException, match=message):
         vit.build(ViTConfig(name, img_size), 3)
 

@@ -171,11 +171,13 @@ def write_timm(model: ViTClassifier, metadata: ModelMetadata, folder: Path) -> N
 
     net: Any = model.net
     preprocessing = metadata["preprocessing"]
+    (height, width), stored = preprocessing["size"], metadata["input"]["shape"][2:]
+    stretched = height * stored[1] != width * stored[0]  # by the model itself
     net.pretrained_cfg = {
         **net.pretrained_cfg,
         "input_size": (3, *preprocessing["size"]),
         "crop_pct": preprocessing["crop_pct"],
-        "crop_mode": "center" if preprocessing["resize"] == "crop" else "squash",
+        "crop_mode": "squash" if preprocessing["resize"] == "stretch" or stretched else "center",
         "custom_load": False,  # some architectures load .npz files from the hub
         "mean": preprocessing["mean"],
         "std": preprocessing["std"],

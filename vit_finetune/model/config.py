@@ -13,7 +13,7 @@ class ViTConfig:
 
     Attributes:
         name: timm name, with or without the tag of pretrained weights.
-        img_size: Side of the input in pixels; ``None`` for that of the architecture.
+        img_size: Side of the input in pixels, or height and width; ``None`` for that of the architecture.
         timm_kwargs: More arguments of ``timm.create_model``.
         mean: Channel means on a 0-1 scale; ``None`` for those the pretrained weights were trained with.
         std: Channel standard deviations on a 0-1 scale; ``None`` likewise.
@@ -26,7 +26,7 @@ class ViTConfig:
     """
 
     name: str
-    img_size: int | None = None
+    img_size: int | tuple[int, ...] | None = None
     timm_kwargs: dict[str, Any] = field(default_factory=dict, hash=False)
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None

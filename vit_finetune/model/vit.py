@@ -1,17 +1,14 @@
 """The timm Vision Transformer: architecture, pretrained weights, input format, attention kernel."""
 
 import difflib
-import inspect
+from collections.abc import Sequence
 from typing import Any
 
 import timm
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.utilities.rank_zero import rank_zero_info
-from torch import Tensor, nn
+from torch import nn
 
-from vit_finetune.model import lora
-from vit_finetune.model import pretrained as bundled
 from vit_finetune.model.config import ViTConfig
 from vit_finetune.model.preprocess import Preprocess
 
@@ -24,10 +21,11 @@ def build(config: ViTConfig, num_classes: int, *, pretrained: bool = False) -> n
     Freezing, LoRA and gradient checkpointing are left to the caller.
 
     Raises:
-        MisconfigurationException: The name is unknown, the options do not fit it, or the input size is not divisible
-            by the patch size.
+        MisconfigurationException: The name is unknown, the options do not fit it, or the input size is not valid or
+            not divisible by the patch size.
     """
     check_name(config.name)
+    _check_size(config.img_size)
     name = current_name(config.name)
     options = dict(config.timm_kwargs)
     if config.img_size is not None:
@@ -40,7 +38,7 @@ def build(config: ViTConfig, num_classes: int, *, pretrained: bool = False) -> n
         with torch.device("meta"):
             _check_architecture(name, timm.create_model(name))
         raise MisconfigurationException(
-            f"timm cannot build {name} with --model.img_size {config.img_size} and --model.timm_kwargs "
+            f"timm cannot build {name} with --model.img_size {_shown(config.img_size)} and --model.timm_kwargs "
             f"{config.timm_kwargs}: {error}"
         ) from error
     _check_architecture(name, net)
@@ -99,14 +97,31 @@ def _check_architecture(name: str, net: nn.Module) -> None:
         raise MisconfigurationException(f"--model.name {name} is not a Vision Transformer; try vit_small_patch16_224.")
 
 
+def _check_size(size: int | Sequence[int] | None) -> None:
+    sides = (size, 1) if isinstance(size, int) else (1, 1) if size is None else size
+    if len(sides) != 2 or min(sides) < 1:
+        raise MisconfigurationException(
+            f"--model.img_size is {_shown(size)}; expected one positive number of pixels, or height and width such as "
+            "[32, 64]."
+        )
+
+
 def _check_patches(name: str, net: Any) -> None:
     size, patch = net.patch_embed.img_size, net.patch_embed.patch_size
     if size is not None and any(s % p for s, p in zip(size, patch, strict=True)):
-        below, above = (size[0] // patch[0]) * patch[0], (size[0] // patch[0] + 1) * patch[0]
+        below = tuple(max(s // p, 1) * p for s, p in zip(size, patch, strict=True))
+        above = tuple(-(-s // p) * p for s, p in zip(size, patch, strict=True))
+        near = " or ".join(dict.fromkeys((_shown(below), _shown(above))))
         raise MisconfigurationException(
-            f"--model.img_size {size[0]} is not divisible by the patch size {patch[0]} of {name}; "
-            f"use {below or above} or {above}."
+            f"--model.img_size {_shown(size)} is not divisible by the patch size {_shown(patch)} of {name}; use {near}."
         )
+
+
+def _shown(size: int | Sequence[int] | None) -> str:
+    """Return a size as it is typed: one number for a square."""
+    if size is None or isinstance(size, int):
+        return str(size)
+    return str(size[0] if len(size) == 2 and size[0] == size[1] else list(size))
 
 
 def head_names(net: nn.Module) -> tuple[str, ...]:
@@ -154,11 +169,12 @@ def data_config(config: ViTConfig) -> dict[str, Any]:
         ``size`` (height, width), ``mean``, ``std``, ``interpolation``; the arguments of :class:`Preprocess`.
     """
     check_name(config.name)
+    _check_size(config.img_size)
     known = timm.get_pretrained_cfg(current_name(config.name), allow_unregistered=True)
     default = timm.data.resolve_data_config(pretrained_cfg=known.to_dict() if known else {})
-    side = config.img_size or config.timm_kwargs.get("img_size")
+    size = config.img_size or config.timm_kwargs.get("img_size")
     return {
-        "size": (side, side) if isinstance(side, int) else tuple(side or default["input_size"][1:]),
+        "size": (size, size) if isinstance(size, int) else tuple(size or default["input_size"][1:]),
         "mean": config.mean or default["mean"],
         "std": config.std or default["std"],
         "interpolation": "bilinear" if default["interpolation"] == "bilinear" else "bicubic",
@@ -207,51 +223,3 @@ def weights_unavailable_reason(name: str) -> str | None:
             "HF_HOME to a cache that contains them."
         )
     return None
-
-
-def load_local_weights(net: nn.Module, path: str) -> None:
-    """Load weights from a file: ``.safetensors``, ``.pth``, a checkpoint of this project, or ``embedded``.
-
-    Position embeddings are resampled to the size of the network. The head is loaded if the file has one for the same
-    number of classes, and stays random otherwise.
-
-    Raises:
-        MisconfigurationException: The file cannot be read or belongs to another architecture.
-    """
-    try:
-        state = timm.models.load_state_dict(str(bundled.PATH) if path == bundled.BUNDLED else path)
-    except Exception as error:  # the readers raise all kinds of errors on files that are not weights
-        raise MisconfigurationException(f"--model.weights {path} cannot be read as weights: {error}") from error
-    prefix = "net."
-    if any(key.startswith(prefix) for key in state):
-        state = {key[len(prefix) :]: value for key, value in state.items() if key.startswith(prefix)}
-        state = lora.merge_state(state)
-    _load(net, state, f"--model.weights {path}")
-
-
-def _load(net: nn.Module, state: dict[str, Tensor], source: str) -> None:
-    """Adapt a state dict to the network by timm's own conversion, load it, and log what was adapted."""
-    heads = head_names(net)
-    adapt = getattr(inspect.getmodule(type(net)), "checkpoint_filter_fn", None)
-    before = state.get("pos_embed")
-    try:
-        state = adapt(state, net) if adapt else state
-        current = net.state_dict()
-        for key in [key for key in state if key.startswith(heads)]:
-            if key not in current or current[key].shape != state[key].shape:
-                del state[key]
-        result = net.load_state_dict(state, strict=False)
-    except (RuntimeError, KeyError, AttributeError) as error:
-        details = " ".join(line.strip() for line in str(error).splitlines()[:3])
-        raise MisconfigurationException(f"{source} do not fit this network: {details}") from error
-    missing = [key for key in result.missing_keys if not key.startswith(heads)]
-    if missing:
-        raise MisconfigurationException(
-            f"{source} do not fit this network: {len(missing)} of {len(current)} tensors are missing, such as "
-            f"{', '.join(missing[:3])}."
-        )
-    after = state.get("pos_embed")
-    if before is not None and after is not None and before.shape != after.shape:
-        rank_zero_info(f"position embedding resampled from {before.shape[1]} to {after.shape[1]} tokens")
-    head = "newly initialized" if any(key.startswith(heads) for key in result.missing_keys) else "loaded"
-    rank_zero_info(f"{source}: {len(state)} tensors loaded; head {head}")

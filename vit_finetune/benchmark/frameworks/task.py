@@ -25,7 +25,7 @@ from typing_extensions import override
 from vit_finetune.callbacks.throughput import peak_memory_gb
 from vit_finetune.data import Shapes
 from vit_finetune.data.datasets import Batch, ImageDataset, InMemoryDataset
-from vit_finetune.model import optim, vit
+from vit_finetune.model import local_weights, optim, vit
 from vit_finetune.model.config import ViTConfig
 from vit_finetune.model.precision import compute_dtype
 
@@ -106,7 +106,7 @@ class Task:
             groups of layer decay.
         """
         net = vit.build(self.config, CLASSES)
-        vit.load_local_weights(net, self.weights)
+        local_weights.load(net, self.weights)
         vit.set_attention_kernel(net, torch.device(self.device), compute_dtype(self.precision))
         rules = optim.parameter_rules(net, WEIGHT_DECAY, self.layer_decay)
         optimizer = optim.build_optimizer(net, rules, "adamw", self.lr, fused=True)

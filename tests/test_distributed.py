@@ -60,10 +60,24 @@ def test_each_image_is_scored_and_predicted_once(processes: int, trained: Path, 
                     assert value == right[name]
 
 
-def test_two_processes_equal_one_on_the_same_global_batch(tmp_path: Path) -> None:
+WEIGHTED = ["--model.class_weights=balanced", "--model.tta=flip", "--best_checkpoint.monitor=val/acc_macro"]
+
+
+@pytest.mark.parametrize("more", [[], pytest.param(WEIGHTED, marks=pytest.mark.slow)], ids=["plain", "weighted"])
+def test_two_processes_equal_one_on_the_same_global_batch(more: list[str], tmp_path: Path) -> None:
     """DDP on two processes of batch 3 against one process of batch 6: equal weights but for the order of sums."""
     tree = make_tree(tmp_path / "images", {"train": 6, "val": 3})
-    options = [*TINY_MODEL, "--data=ImageFolder", f"--data.root={tree}", "--trainer.max_epochs=2", "--data.shift=0"]
+    for number in range(2):  # eight, six and four training images; three, three and two for validation
+        (tree / "train" / "c" / f"0{number}.png").rename(tree / "train" / "a" / f"1{number}.png")
+    (tree / "val" / "c" / "00.png").unlink()
+    options = [
+        *more,
+        *TINY_MODEL,
+        "--data=ImageFolder",
+        f"--data.root={tree}",
+        "--trainer.max_epochs=2",
+        "--data.shift=0",
+    ]
     options += ["--data.flip=false", "--model.optimizer=sgd", "--model.lr=0.05"]
     one = ["--trainer.accelerator=cpu", "--trainer.devices=1", "--data.batch_size=6", "--experiment=one"]
     run_command("fit", *options, *one, folder=tmp_path)
@@ -72,7 +86,7 @@ def test_two_processes_equal_one_on_the_same_global_batch(tmp_path: Path) -> Non
     for key, value in left.items():
         torch.testing.assert_close(value, right[key], atol=1e-5, rtol=1e-4, msg=key)
     tags = [scalars(tmp_path / "runs" / name) for name in ("one", "two")]  # and one event file each
-    for name in ("train/loss", "val/loss", "val/acc", "train/acc", "train/grad_norm"):
+    for name in ("train/loss", "val/loss", "val/acc", "val/acc_macro", "train/acc", "train/grad_norm"):
         assert [v for _, v in tags[0][name]] == pytest.approx([v for _, v in tags[1][name]], abs=1e-4), name
     assert sorted(path.name for path in (tmp_path / "runs" / "two").iterdir()) == ["version_0"]
 

@@ -111,6 +111,30 @@ def test_file_predicts_as_the_checkpoint(name: str, best: Path, exported: Callab
         np.testing.assert_allclose(found, expected.numpy(), atol=1e-4, rtol=0)
 
 
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("onnx", "torch_export")]
+
+
+@pytest.mark.parametrize("name", [*SLOW, "timm"])
+def test_input_that_is_not_square(name: str, tmp_path: Path) -> None:
+    """The export is verified on the validation images; the file keeps the size and predicts as the checkpoint."""
+    need(name)
+    checkpoint = train(tmp_path, "--model.img_size=[16, 48]")
+    main(["export", f"--ckpt_path={checkpoint}", f"--format={name}", "--output=exported"])
+    assert "`img_size: [16, 48]`" in (tmp_path / "exported" / "README.md").read_text()
+    model = ViTClassifier.load(checkpoint)
+    images = torch.randint(0, 256, (5, 3, 24, 24), dtype=torch.uint8)
+    with torch.no_grad():
+        expected = model.probabilities(model(images))
+        found = formats.FORMATS[name].load(tmp_path / "exported")(images)
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+    if name == "timm":
+        import timm
+
+        config = timm.data.resolve_model_data_config(timm.create_model(f"local-dir:{tmp_path / 'exported'}"))
+        transform = timm.data.create_transform(**config, is_training=False)
+        assert transform(noise_image(0, np.random.default_rng(0))).shape == (3, 16, 48)
+
+
 def test_file_does_not_contain_test_time_augmentation(best: Path, tmp_path: Path) -> None:
     """The file is verified against single passes, and a warning says so."""
     with pytest.warns(UserWarning, match=r"classifies each image once, without --model.tta flip"):

@@ -12,7 +12,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer
 from torch.utils.data import DataLoader
 
-from tests.conftest import TINY, TINY_KWARGS, make_tree, only, scalars
+from tests.conftest import TINY, TINY_KWARGS, equal, make_tree, only, scalars, weights
 from vit_finetune import ImageFolder, ViTClassifier, main
 from vit_finetune.model.class_weights import for_training
 
@@ -99,6 +99,22 @@ def test_a_list_trains_with_mixing_smoothing_and_16_bits(folder_args: list[str],
     stored = torch.load(only(tmp_path, "last.ckpt"), weights_only=True)
     assert stored["hyper_parameters"]["class_weights"] == [1.0, 2.0, 4.0]
     assert all(value.isfinite().all() for value in stored["state_dict"].values())
+
+
+def test_resumed_run_equals_an_uninterrupted_one(imbalanced: Path, tmp_path: Path) -> None:
+    """Bit for bit, weights and metrics, with everything that changes loss, selection and evaluation."""
+    options = [*TINY, "--data=ImageFolder", f"--data.root={imbalanced}", "--trainer.max_epochs=3", "--data.mixup=0.2"]
+    options += ["--model.class_weights=balanced", "--model.tta=flip", "--best_checkpoint.monitor=val/acc_macro"]
+    main(["fit", *options, "--experiment=whole"])
+    stop = "--trainer.callbacks=tests.test_checkpoint.StopAfterTwo"
+    main(["fit", *options, "--experiment=parts", stop])
+    last = only(tmp_path / "runs" / "parts", "last.ckpt")
+    assert torch.load(last, weights_only=True)["global_step"] == 8
+    main(["fit", *options, f"--ckpt_path={last}"])
+    assert equal(weights(only(tmp_path / "runs" / "whole", "last.ckpt")), weights(last))
+    whole, parts = (scalars(tmp_path / "runs" / name) for name in ("whole", "parts"))
+    for tag in ("train/loss", "train/loss_step", "val/loss", "val/acc_macro"):
+        assert whole[tag] == parts[tag], tag
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,27 @@
-"""Decode an image file of any mode to uint8 RGB."""
+"""Decode an image of any type to uint8 RGB, and bring it to a size.
 
+A JPEG file is decoded at the smallest DCT scale (1/8, 1/4, 1/2 or 1) that still has a pixel for each one of the
+result, and images are resized as channels-last uint8 tensors, for which PyTorch has a vectorized antialiased filter.
+Images per CPU second over torchvision's transforms of Pillow images: 1.8 times for photographs of 500 pixels to 224, and
+4 times for 4000 x 3000 JPEG files (two-core AMD EPYC, one thread). ``torchvision.io.decode_jpeg`` gives the same pixels,
+1.15 times as fast for the photographs and a third as fast for the large files, which it cannot scale. It is not used:
+it is deprecated since torchvision 0.29, and completes truncated files with gray without an error.
+"""
+
+import io
 import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, UnidentifiedImageError
+from PIL.JpegImagePlugin import JpegImageFile
+from PIL.TiffImagePlugin import TiffImageFile
 from torch import Tensor
+from torch.nn import functional
 
 from vit_finetune.errors import ImageDecodeError
 
@@ -19,7 +31,12 @@ EXTENSIONS = frozenset(
 # The content decides, not the file name. Other types are refused: Pillow passes some of them to external programs.
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 BACKGROUND = (255, 255, 255)  # of transparent pixels, in training and prediction
-MAX_PIXELS = 89_478_485  # Pillow's own limit
+MAX_PIXELS = 1024**3 // 4 // 3  # default of PIL.Image.MAX_IMAGE_PIXELS: a quarter of a GiB as RGB
+TIFF_WIDTH, TIFF_HEIGHT, TIFF_BITS, TIFF_PHOTOMETRIC = 256, 257, 258, 262  # tags of the TIFF 6.0 specification
+# EXIF orientation: the dimensions to flip, after exchanging width and height from 5 on.
+FLIPS: dict[int, tuple[int, ...]] = {1: (), 2: (-1,), 3: (-2, -1), 4: (-2,), 5: (), 6: (-1,), 7: (-2, -1), 8: (-2,)}
+EPSILON = 1e-6  # above the rounding error of a position in pixels
+
 Resize = Literal["crop", "stretch"]
 
 
@@ -27,12 +44,12 @@ class EncodedImage(NamedTuple):
     """An image that is not a file of its own, such as a row of a Parquet table."""
 
     name: str
+    """Stands for the path in messages."""
     content: bytes
+    """The content of an image file."""
 
 
-Source = str | os.PathLike[str] | EncodedImage
-
-TIFF_BITS, TIFF_PHOTOMETRIC = 258, 262  # tags of the TIFF 6.0 specification
+Source: TypeAlias = str | os.PathLike[str] | EncodedImage
 
 
 def decode(
@@ -43,79 +60,159 @@ def decode(
     crop_pct: float = 1.0,
     max_pixels: int = MAX_PIXELS,
 ) -> Tensor:
-    """Decode an image (stand-in)."""
+    """Decode an image.
+
+    The EXIF rotation is applied, transparent pixels become white, and only the first frame or page is read. Gray
+    values of 9 to 16 bits are scaled to 8 bits by their full range, floats between 0 and 1 by that range, and wider
+    integers and other floats, which have no defined range, by the minimum and maximum of the image.
+
+    Args:
+        source: A file, or the content of one.
+        size: Height and width of the result; ``None`` keeps the original size and ignores ``resize`` and ``crop_pct``.
+        resize: ``"crop"`` resizes the largest centered box with the aspect ratio of ``size``, ``"stretch"`` the whole
+            image; bicubic with antialiasing.
+        crop_pct: Fraction of the sides of that box to keep, like timm's ``crop_pct``.
+        max_pixels: Refuse images with more pixels.
+
+    Returns:
+        uint8, shape ``(3, H, W)``.
+
+    Raises:
+        ImageDecodeError: The image is missing, empty, truncated, too large or not an image.
+    """
     with _open(source, max_pixels) as image:
+        crop = crop_pct if resize == "crop" else None
+        extent = None if size is None else _scale_jpeg(image, size, crop)
         rgb = to_rgb(image)
-        if size is not None and rgb.size != (size[1], size[0]):
-            box = (0.0, 0.0, float(rgb.width), float(rgb.height))
-            if resize == "crop":
-                scale = min(rgb.width / size[1], rgb.height / size[0]) * crop_pct
-                w, h = scale * size[1], scale * size[0]
-                x, y = (rgb.width - w) / 2, (rgb.height - h) / 2
-                box = (x, y, x + w, y + h)
-            rgb = rgb.resize((size[1], size[0]), Image.Resampling.BICUBIC, box)
-    return torch.from_numpy(np.asarray(rgb).transpose(2, 0, 1).copy())
+        orientation = _orientation(image)
+    width, height = extent or rgb.size
+    pixels = torch.from_numpy(np.array(rgb)).permute(2, 0, 1)[:, :height, :width]
+    if size is not None:
+        pixels = _resize(pixels, _turn(size, orientation), crop)
+    if orientation >= 5:
+        pixels = pixels.transpose(1, 2)
+    return pixels.flip(FLIPS[orientation]).contiguous()
 
 
 def read_size(source: Source, *, max_pixels: int = MAX_PIXELS) -> tuple[int, int]:
-    """Return width and height from the file's header, without decoding.
+    """Return width and height after the EXIF rotation from the header, without decoding.
+
+    A rotation that a PNG file states only after its pixels is not found.
 
     Raises:
-        ImageDecodeError: The header cannot be read.
+        ImageDecodeError: The header cannot be read, or declares more than ``max_pixels``.
     """
     with _open(source, max_pixels) as image:
-        return image.size
+        width, height = image.size
+        if isinstance(image, TiffImageFile):  # some versions of Pillow rotate its size, some do not
+            width, height = image.tag_v2[TIFF_WIDTH], image.tag_v2[TIFF_HEIGHT]
+        return _turn((width, height), _orientation(image))
 
 
 @contextmanager
 def _open(source: Source, max_pixels: int) -> Iterator[Image.Image]:
-    path = source.name if isinstance(source, EncodedImage) else source
+    if Image.MAX_IMAGE_PIXELS is not None:  # Pillow warns of more, and refuses twice as many
+        Image.MAX_IMAGE_PIXELS = max(Image.MAX_IMAGE_PIXELS, max_pixels)
     try:
-        if isinstance(source, EncodedImage):
-            import io
-
-            opened = Image.open(io.BytesIO(source.content), formats=FORMATS)
-        else:
-            if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe would block
-                raise OSError("not a regular file, or a folder that cannot be opened")
-            opened = Image.open(path, formats=FORMATS)
-        with opened as image:
+        if not isinstance(source, EncodedImage) and not stat.S_ISREG(os.stat(source).st_mode):  # a pipe would block
+            raise OSError("not a regular file, or a folder that cannot be opened")
+        file = io.BytesIO(source.content) if isinstance(source, EncodedImage) else source
+        with Image.open(file, formats=FORMATS) as image:
             if image.width * image.height > max_pixels:
-                raise Image.DecompressionBombError(f"{image.width} x {image.height} pixels, more than {max_pixels}")
+                size = f"{_megapixels(image.width * image.height)} megapixels ({image.width} x {image.height})"
+                raise ValueError(f"{size}, more than --data.max_megapixels {_megapixels(max_pixels)} allows")
             yield image
     except Exception as error:  # Pillow raises anything from SyntaxError to struct.error on damaged files
-        raise ImageDecodeError(f"{os.fspath(path)!r}: {_reason(path, error)}") from error
+        name = source.name if isinstance(source, EncodedImage) else os.fspath(source)
+        raise ImageDecodeError(f"{name!r}: {_reason(source, error, max_pixels)}") from error
 
 
-def _reason(path: str | os.PathLike[str], error: Exception) -> str:
+def _megapixels(pixels: int) -> str:
+    return f"{pixels / 1e6:.1f}" if pixels >= 1e5 else f"{pixels / 1e6:g}"
+
+
+def _reason(source: Source, error: Exception, max_pixels: int) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    if os.path.isfile(path) and os.path.getsize(path) == 0:
+    if isinstance(source, EncodedImage) and not source.content:
+        return "the image is empty"
+    if not isinstance(source, EncodedImage) and os.path.isfile(source) and os.path.getsize(source) == 0:
         return "the file is empty"
     if isinstance(error, UnidentifiedImageError):
         return f"damaged, or not an image of type {', '.join(FORMATS)}"
     if isinstance(error, Image.DecompressionBombError):
-        return f"possible decompression bomb: {error}"
+        return f"more than twice the {_megapixels(max_pixels)} megapixels that --data.max_megapixels allows"
     return str(error) or type(error).__name__
 
 
-def to_rgb(image: Image.Image) -> Image.Image:
-    """Convert any mode to 8-bit RGB without clipping, and apply the EXIF rotation."""
-    upright = _upright(image)
-    if upright.mode.startswith("I") or upright.mode == "F":
-        return _gray_to_8_bits(upright, _value_range(image)).convert("RGB")
-    if upright.mode in ("RGBA", "LA", "PA", "RGBa") or "transparency" in upright.info:
-        rgba = upright.convert("RGBA")
-        upright = Image.alpha_composite(Image.new("RGBA", rgba.size, (*BACKGROUND, 255)), rgba)
-    return upright.convert("RGB")
+# Size
 
 
-def _upright(image: Image.Image) -> Image.Image:
-    image.load()  # the rest can then only fail because of damaged EXIF data, which is common
+def _turn(size: tuple[int, int], orientation: int) -> tuple[int, int]:
+    return (size[1], size[0]) if orientation >= 5 else size
+
+
+def _box(width: int, height: int, size: tuple[int, int], crop_pct: float | None) -> tuple[float, float]:
+    """Return width and height of the centered box that becomes the result; without ``crop_pct``, all of the image."""
+    if crop_pct is None:
+        return width, height
+    scale = min(width / size[1], height / size[0]) * crop_pct
+    return size[1] * scale, size[0] * scale
+
+
+def _scale_jpeg(image: Image.Image, size: tuple[int, int], crop_pct: float | None) -> tuple[int, int] | None:
+    """Choose the DCT scale of a JPEG file; return the width and height that its pixels then have."""
+    if not isinstance(image, JpegImageFile):
+        return None
+    rows, columns = _turn(size, _orientation(image))
+    box = _box(*image.size, (rows, columns), crop_pct)
+    drafted = image.draft(None, (int(image.width * columns / box[0]), int(image.height * rows / box[1])))
+    if drafted is None:
+        return None
+    _, (_, _, width, height) = drafted  # fractions; the file's last row and column of blocks may be mostly padding
+    return round(width), round(height)
+
+
+def _resize(pixels: Tensor, size: tuple[int, int], crop_pct: float | None) -> Tensor:
+    """Resize the centered box.
+
+    It is cut out rounded up to whole pixels, resized, and cut to the size. So it is centered exactly, and its edges are
+    at most half a pixel of the result off, however small the image is.
+    """
+    rows, columns = _box(pixels.shape[2], pixels.shape[1], size, crop_pct)[::-1]
+    y, x = int((pixels.shape[1] - rows) / 2 + EPSILON), int((pixels.shape[2] - columns) / 2 + EPSILON)
+    pixels = pixels[:, y : pixels.shape[1] - y, x : pixels.shape[2] - x]
+    y = round((pixels.shape[1] / rows - 1) * size[0] / 2)
+    x = round((pixels.shape[2] / columns - 1) * size[1] / 2)
+    outer = [size[0] + 2 * y, size[1] + 2 * x]
+    resized = functional.interpolate(pixels[None], outer, mode="bicubic", antialias=True)[0]
+    return resized[:, y : y + size[0], x : x + size[1]]
+
+
+# Rotation and color
+
+
+def _orientation(image: Image.Image) -> int:
+    """Return the EXIF orientation, 1 if there is none or the EXIF data is damaged, which is common.
+
+    The method of PNG images would decode them first.
+    """
     try:
-        return ImageOps.exif_transpose(image)
+        orientation = Image.Image.getexif(image).get(ExifTags.Base.Orientation, 1)
     except Exception:  # anything from SyntaxError to struct.error
-        return image
+        return 1
+    return orientation if orientation in FLIPS else 1
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """Convert any mode to 8-bit RGB without clipping."""
+    image.load()
+    if image.mode.startswith("I") or image.mode == "F":
+        return _gray_to_8_bits(image, _value_range(image)).convert("RGB")
+    if image.mode in ("RGBA", "LA", "PA", "RGBa") or "transparency" in image.info:
+        rgba = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", rgba.size, (*BACKGROUND, 255)), rgba)
+    return image if image.mode == "RGB" else image.convert("RGB")  # which would copy it
 
 
 def _value_range(image: Image.Image) -> tuple[float, float] | None:

@@ -13,9 +13,12 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, ImageOps
+from timm.data import create_transform
+from torchvision.transforms import v2
 
-from vit_finetune.data.decode import decode, read_size
+from vit_finetune.data import decode as decoding
+from vit_finetune.data.decode import EncodedImage, decode, read_size
 from vit_finetune.errors import ImageDecodeError
 
 GENERATOR = np.random.default_rng(0)
@@ -133,6 +136,7 @@ ZOO: dict[str, tuple[bytes, Any]] = {
     "rotated_7.png": (rotated(7), np.rot90(NOISE, 2).swapaxes(0, 1)),
     "rotated_8.png": (rotated(8), np.rot90(NOISE)),
     "rotated_9_is_unknown.png": (rotated(9), NOISE),
+    "rotated.tif": (encoded(NOISE, "TIFF", tiffinfo={274: 6}), np.rot90(NOISE, -1)),
     "rgb_lzw.tif": (encoded(NOISE, "TIFF", compression="tiff_lzw"), NOISE),
     "rgba.tiff": (encoded(RGBA, "TIFF"), OVER_WHITE),
     "cmyk.tif": (encoded(Image.new("CMYK", (2, 2), (0, 255, 255, 0)), "TIFF"), np.full((2, 2, 3), (255, 0, 0))),
@@ -173,7 +177,7 @@ def test_zoo(tmp_path: Path, name: str) -> None:
     assert pixels.dtype == torch.uint8 and pixels.shape == (3, *wanted.shape[:2])
     np.testing.assert_allclose(pixels.permute(1, 2, 0).numpy(), wanted, rtol=0, atol=LOSSY.get(name, 0))
     assert decode(tmp_path / name, (8, 8)).shape == (3, 8, 8)
-    assert set(read_size(tmp_path / name)) == set(pixels.shape[1:])
+    assert read_size(tmp_path / name) == (pixels.shape[2], pixels.shape[1])
 
 
 def header(width: int, height: int) -> bytes:
@@ -224,6 +228,35 @@ def test_truncated_files_are_named(tmp_path: Path, name: str) -> None:
     assert str(error.value).startswith(repr(str(tmp_path / name)))
 
 
+def test_images_that_are_not_files() -> None:
+    image = EncodedImage("train.parquet row 7", rotated(6))
+    assert torch.equal(decode(image), torch.from_numpy(np.rot90(NOISE, -1).transpose(2, 0, 1).copy()))
+    assert read_size(image) == (5, 7)
+    for content, reason in ((b"", "the image is empty"), (rotated(6)[:-30], ""), (b"no image", NOT_AN_IMAGE)):
+        with pytest.raises(ImageDecodeError, match=f"^'train.parquet row 7': .*{reason}"):
+            decode(EncodedImage("train.parquet row 7", content))
+
+
+def test_limit_of_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", Image.MAX_IMAGE_PIXELS)  # restores it
+    huge = EncodedImage("huge", header(30_000, 30_000))
+    assert read_size(huge, max_pixels=900_000_000) == (30_000, 30_000)
+    with pytest.raises(ImageDecodeError, match=r"'huge': 900\.0 megapixels .* --data\.max_megapixels 899\.0 allows"):
+        read_size(huge, max_pixels=899_000_000)
+    small = EncodedImage("small", encoded(NOISE, "PNG"))
+    assert decode(small, max_pixels=35).shape == (3, 5, 7)
+    with pytest.raises(ImageDecodeError, match=r"\(7 x 5\), more than --data\.max_megapixels 3\.4e-05 allows"):
+        decode(small, max_pixels=34)
+
+
+def test_read_size_does_not_decode() -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 8
+    content = encoded(Image.new("RGB", (300, 200)), "PNG", exif=exif, compress_level=0)
+    assert read_size(EncodedImage("x", content[:1000])) == (200, 300)
+    assert read_size(EncodedImage("x", header(9, 8))) == (9, 8)
+
+
 @pytest.mark.parametrize("kind", ["missing", "folder", "pipe", "dangling"])
 def test_paths_that_are_not_files_are_named(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "x.png"
@@ -238,12 +271,173 @@ def test_paths_that_are_not_files_are_named(tmp_path: Path, kind: str) -> None:
         read_size(path)
 
 
-def test_resize_keeps_the_center_square(tmp_path: Path) -> None:
-    wide = np.zeros((20, 60, 3), np.uint8)
-    wide[:, 20:40] = 255
-    Image.fromarray(wide).save(tmp_path / "x.png")
-    assert decode(tmp_path / "x.png", (20, 20)).min() == 255
-    assert read_size(tmp_path / "x.png") == (60, 20)
+# Size
+
+
+def positions(width: int, height: int) -> Image.Image:
+    """An image of at most 256 pixels whose red is the column and whose green is the row."""
+    rows, columns = np.mgrid[:height, :width]
+    return Image.fromarray(np.stack([columns, rows, rows * 0], 2).astype(np.uint8))
+
+
+def photograph(width: int, height: int) -> Image.Image:
+    """A smooth image without symmetry."""
+    small = np.random.default_rng(1).integers(0, 256, (4, 5, 3), dtype=np.uint8)
+    return Image.fromarray(small).resize((width, height), Image.Resampling.BICUBIC)
+
+
+BOXES: list[tuple[tuple[int, int], tuple[int, int], dict[str, Any], tuple[float, float, float, float]]] = [
+    ((200, 150), (50, 50), {}, (25, 0, 175, 150)),
+    ((150, 200), (50, 50), {}, (0, 25, 150, 175)),
+    ((200, 150), (50, 50), {"crop_pct": 0.8}, (40, 15, 160, 135)),
+    ((200, 150), (40, 80), {}, (0, 25, 200, 125)),
+    ((200, 150), (80, 40), {"crop_pct": 0.5}, (81.25, 37.5, 118.75, 112.5)),
+    ((200, 150), (40, 80), {"resize": "stretch"}, (0, 0, 200, 150)),
+    ((200, 150), (40, 80), {"resize": "stretch", "crop_pct": 0.5}, (0, 0, 200, 150)),
+    ((201, 150), (150, 150), {}, (25.5, 0, 175.5, 150)),
+    ((33, 32), (224, 224), {}, (0.5, 0, 32.5, 32)),
+    ((40, 32), (224, 224), {"crop_pct": 0.9}, (5.6, 1.6, 34.4, 30.4)),
+    ((7, 250), (9, 9), {}, (0, 121.5, 7, 128.5)),
+]
+
+
+@pytest.mark.parametrize(("shape", "size", "options", "box"), BOXES)
+@pytest.mark.parametrize("kind", ["PNG", "JPEG"])
+def test_box_is_centered(
+    shape: tuple[int, int],
+    size: tuple[int, int],
+    options: dict[str, Any],
+    box: tuple[float, float, float, float],
+    kind: str,
+) -> None:
+    """Positions in the result differ by at most half a pixel of the result or of the image, whichever is larger."""
+    pixels = decode(EncodedImage("x", encoded(positions(*shape), kind, **BEST[kind])), size, **options).double()
+    assert pixels.shape == (3, *size)
+    left, top, right, bottom = box
+    columns = left + (torch.arange(size[1]) + 0.5) * (right - left) / size[1] - 0.5
+    rows = top + (torch.arange(size[0]) + 0.5) * (bottom - top) / size[0] - 0.5
+    noise = 0.6 if kind == "PNG" else 2
+    # The outermost pixels of the image are repeated beyond its edge, which shifts the values near it.
+    assert (pixels[0].mean(0) - columns)[1:-1].abs().max() <= noise + 0.5 * max(1, (right - left) / size[1])
+    assert (pixels[1].mean(1) - rows)[1:-1].abs().max() <= noise + 0.5 * max(1, (bottom - top) / size[0])
+    assert abs((pixels[0].mean() - columns.mean()).item()) <= noise
+    assert abs((pixels[1].mean() - rows.mean()).item()) <= noise
+
+
+BEST: dict[str, dict[str, Any]] = {"PNG": {}, "JPEG": {"quality": 100, "subsampling": 0}}
+
+
+def test_equal_to_torchvision() -> None:
+    """Where the box consists of whole pixels; ``v2.functional`` takes top, left, height and width."""
+    image = photograph(300, 200)
+    source, pixels = EncodedImage("x", encoded(image, "PNG")), v2.functional.pil_to_tensor(image)
+    bicubic = v2.InterpolationMode.BICUBIC
+    for size, options, box in (
+        ((100, 100), {}, (0, 50, 200, 200)),
+        ((64, 64), {"crop_pct": 0.5}, (50, 100, 100, 100)),
+        ((60, 120), {}, (25, 0, 150, 300)),
+        ((400, 400), {}, (0, 50, 200, 200)),
+        ((77, 99), {"resize": "stretch"}, (0, 0, 200, 300)),
+    ):
+        expected = v2.functional.resized_crop(pixels, *box, list(size), bicubic, antialias=True)
+        assert (decode(source, size, **options).int() - expected.int()).abs().max() <= 1
+    assert torch.equal(decode(source, (200, 300)), pixels)
+
+
+@pytest.mark.parametrize("crop_pct", [1.0, 0.9, 0.875])
+def test_crop_pct_is_that_of_timm(crop_pct: float) -> None:
+    image = photograph(500, 375)
+    timm = create_transform((3, 224, 224), interpolation="bicubic", crop_pct=crop_pct, mean=(0, 0, 0), std=(1, 1, 1))
+    pixels = decode(EncodedImage("x", encoded(image, "PNG")), (224, 224), crop_pct=crop_pct)
+    assert (pixels - timm(image) * 255).abs().mean() < 1  # timm rounds the size before the crop, and its position
+
+
+# The DCT scale of JPEG files
+
+
+def full(content: bytes) -> EncodedImage:
+    """The same pixels in a file that has no scales."""
+    return EncodedImage("full", encoded(decode(EncodedImage("x", content)).permute(1, 2, 0).numpy(), "PPM"))
+
+
+@pytest.mark.parametrize(
+    ("size", "options", "decoded"),
+    [
+        ((60, 60), {}, (101, 76)),
+        ((76, 76), {}, (202, 151)),
+        ((75, 75), {"crop_pct": 0.9}, (202, 151)),
+        ((151, 151), {}, (403, 301)),
+        ((301, 301), {}, (403, 301)),
+        ((302, 302), {}, (806, 602)),
+        ((800, 800), {}, (806, 602)),
+        ((100, 50), {}, (202, 151)),
+        ((75, 100), {"resize": "stretch"}, (101, 76)),
+        ((75, 202), {"resize": "stretch"}, (403, 301)),
+        (None, {}, (806, 602)),
+    ],
+)
+def test_scale_is_the_smallest_that_covers_the_result(
+    monkeypatch: pytest.MonkeyPatch, size: tuple[int, int] | None, options: dict[str, Any], decoded: tuple[int, int]
+) -> None:
+    sizes = []
+    to_rgb = decoding.to_rgb
+    monkeypatch.setattr(decoding, "to_rgb", lambda image: sizes.append(image.size) or to_rgb(image))
+    decode(EncodedImage("x", encoded(photograph(806, 602), "JPEG")), size, **options)
+    assert sizes == [decoded]
+
+
+JPEGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "4:2:0": ("RGB", {"subsampling": 2}),
+    "4:2:2": ("RGB", {"subsampling": 1}),
+    "4:4:4": ("RGB", {"subsampling": 0}),
+    "progressive": ("RGB", {"progressive": True}),
+    "restarts": ("RGB", {"restart_marker_rows": 1}),
+    "gray": ("L", {}),
+    "CMYK": ("CMYK", {}),
+    "RGB": ("RGB", {"keep_rgb": True}),
+}
+
+
+@pytest.mark.parametrize("size", [(60, 60), (96, 200), (1, 1)])
+@pytest.mark.parametrize("shape", [(1280, 960), (967, 1001)])
+@pytest.mark.parametrize("kind", JPEGS)
+def test_scaled_jpeg_files_agree_with_a_full_decode(kind: str, shape: tuple[int, int], size: tuple[int, int]) -> None:
+    mode, options = JPEGS[kind]
+    content = encoded(photograph(*shape).convert(mode), "JPEG", quality=90, **options)
+    for choice in ({}, {"crop_pct": 0.7}, {"resize": "stretch"}):
+        scaled = decode(EncodedImage("x", content), size, **choice)
+        difference = (scaled.int() - decode(full(content), size, **choice).int()).abs().double()
+        assert difference.mean() <= 1.5 and difference.max() <= 10
+    with pytest.raises(ImageDecodeError, match=r"'x': .*truncated"):
+        decode(EncodedImage("x", content[: len(content) * 3 // 4]), size)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("size", [(60, 60), (96, 200), (300, 200), None])
+def test_rotated_jpeg_files(orientation: int, size: tuple[int, int] | None) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    content = encoded(photograph(1283, 957), "JPEG", exif=exif)
+    image = EncodedImage("x", content)
+    with Image.open(io.BytesIO(content)) as opened:
+        upright = np.array(ImageOps.exif_transpose(opened))
+    assert read_size(image) == (upright.shape[1], upright.shape[0])
+    for options in ({}, {"resize": "stretch"}):
+        expected = decode(EncodedImage("upright", encoded(upright, "PPM")), size, **options)
+        difference = (decode(image, size, **options).int() - expected.int()).abs().double()
+        assert difference.mean() <= (1 if size else 0) and difference.max() <= 10
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (2, 1), (1, 500), (500, 1), (17, 9)])
+@pytest.mark.parametrize("kind", ["PNG", "JPEG"])
+@pytest.mark.parametrize("options", [{}, {"crop_pct": 0.5}, {"resize": "stretch"}])
+def test_tiny_and_narrow_images(shape: tuple[int, int], kind: str, options: dict[str, Any]) -> None:
+    content = encoded(Image.new("RGB", shape, (9, 99, 199)), kind, **BEST[kind])
+    for size in ((1, 1), (8, 8), (3, 40), (40, 3)):
+        pixels = decode(EncodedImage("x", content), size, **options)
+        expected = torch.tensor([9, 99, 199]).view(3, 1, 1).expand(3, *size)
+        assert pixels.shape == (3, *size) and (pixels - expected).abs().max() <= 2
+        assert pixels.is_contiguous()
 
 
 def test_error_from_a_worker_is_one_line() -> None:

@@ -28,6 +28,28 @@ class RichProgress(RichProgressBar):
         shown = {name: f"{known[name]:.3f}" for name in ("train/loss_step", "val/acc") if name in known}
         return shown | ({"lr": f"{known['train/lr']:.1e}"} if "train/lr" in known else {})
 
+    @override
+    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_predict_start(trainer, pl_module)
+        self._speed = _PredictSpeed()
+
+    @override
+    def on_predict_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: object,
+        batch: object,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        self._speed.add(trainer, batch)
+        if self.progress is not None and self.predict_progress_bar_id is not None:
+            # Lightning's column for metrics stays empty outside fit.
+            description = f"{self.predict_description}{self._speed}"
+            self.progress.update(self.predict_progress_bar_id, description=description)
+        super().on_predict_batch_end(trainer, pl_module, outputs, batch, batch_idx, dataloader_idx)
+
 
 class LineProgressBar(ProgressBar):
     """Print a line after each epoch and every 30 seconds within an epoch."""
@@ -71,6 +93,7 @@ class LineProgressBar(ProgressBar):
     @override
     def on_predict_start(self, *_: object) -> None:
         self._next = time.monotonic() + LINE_EVERY
+        self._speed = _PredictSpeed()
 
     @override
     def on_predict_batch_end(
@@ -82,9 +105,11 @@ class LineProgressBar(ProgressBar):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
+        self._speed.add(trainer, batch)
         if self._enabled and time.monotonic() >= self._next:
             self._next = time.monotonic() + LINE_EVERY
-            print(f"predict batch {batch_idx + 1}/{trainer.num_predict_batches[dataloader_idx]}", flush=True)
+            batches = trainer.num_predict_batches[dataloader_idx]
+            print(f"predict batch {batch_idx + 1}/{batches}{self._speed}", flush=True)
 
     def _begin(self, trainer: Trainer) -> None:
         self._epoch = trainer.current_epoch
@@ -102,6 +127,23 @@ class LineProgressBar(ProgressBar):
         known = {**trainer.progress_bar_metrics, **_latest(trainer.lightning_module)}
         shown = "  ".join(f"{name} {known[name]:.4g}" for name in names if name in known)
         print(f"epoch {self._epoch}{last} {position}  {shown}", flush=True)
+
+
+class _PredictSpeed:
+    """Mean images per second over all processes since the start of ``predict``."""
+
+    def __init__(self) -> None:
+        self._start = time.monotonic()
+        self._images = 0
+
+    def add(self, trainer: Trainer, batch: object) -> None:
+        """Count a batch and, as they have equally many, those of the other processes; ignore other kinds of batch."""
+        if isinstance(batch, dict) and "index" in batch:
+            shards = trainer.distributed_sampler_kwargs or {"num_replicas": 1}
+            self._images += len(batch["index"]) * shards["num_replicas"]
+
+    def __str__(self) -> str:
+        return f"  {self._images / (time.monotonic() - self._start):.0f} images/s" if self._images else ""
 
 
 def _latest(module: LightningModule) -> dict[str, float]:

@@ -3,18 +3,28 @@
 import csv
 import json
 import os
+import re
+import resource
 import shutil
+import signal
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from lightning.pytorch import Callback, Trainer
+from torch.utils.data import DataLoader
 
-from tests.conftest import CPU, REPOSITORY, TINY, TINY_MODEL, make_tree, noise_image, only
-from vit_finetune import main
+from tests.conftest import CPU, REPOSITORY, TINY, TINY_KWARGS, TINY_MODEL, make_tree, noise_image, only, run_command
+from vit_finetune import ViTClassifier, main
+from vit_finetune.callbacks import PredictionWriter
+from vit_finetune.callbacks.prediction_tables import PredictionTables, free_partial, merge_into
+from vit_finetune.data.datasets import InMemoryDataset, collate_shared
 
 Rows = list[dict[str, Any]]
 
@@ -139,16 +149,6 @@ def test_folder_of_images_is_not_read_as_cifar10(cifar: Path, mixed: Path, fails
     assert "contains image files, not CIFAR-10. For your own images, use --data ImageFolder" in message
 
 
-def test_plain_lines_in_long_predictions(
-    predict: Callable[..., Any], mixed: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("vit_finetune.callbacks.progress.LINE_EVERY", 0.0)
-    predict(mixed, "--data.batch_size=4")
-    lines = [line for line in capsys.readouterr().out.splitlines() if "predict" in line]
-    assert lines[:3] == ["predict batch 1/3", "predict batch 2/3", "predict batch 3/3"] and len(lines) == 4
-    assert lines[3].startswith("predictions  9 images, 3 of them unreadable")
-
-
 CLASSES = ["a,\"b'\n c", "café", "raw\udcff"]
 NAMES = ["\udcff\udcfe.png", "日本.png", "new\nline\r.png", 'q"uo,te.png', "-dash.png", "=1+1.png", " space .png"]
 
@@ -206,3 +206,225 @@ def test_odd_names_without_a_locale(tmp_path: Path, checkpoint: Path, fails: Cal
 def test_option_that_is_not_text_is_refused(fails: Callable[..., str]) -> None:
     message = fails("fit", "--data=ImageFolder", "--data.root=\udcff")
     assert "--data.root=\\udcff' contains bytes that are not text" in message
+
+
+# While a run is working, and after it was interrupted
+
+
+class Watch(Callback):
+    """Count the rows on disk each time a batch is finished, before the writer is told of it."""
+
+    def __init__(self, stem: Path) -> None:
+        self.stem, self.rows = stem, list[tuple[int, int]]()
+
+    def on_predict_batch_end(self, *_: object) -> None:
+        table, lines = (Path(f"{self.stem}.partial.{suffix}").read_text() for suffix in ("csv", "jsonl"))
+        self.rows.append((table.count("\n") - 1, lines.count("\n")))
+
+
+class Fail(Callback):
+    """Stop the run with an exception in a batch, before the writer is told of it."""
+
+    def __init__(self, batch: int, error: type[BaseException]) -> None:
+        self.batch, self.error = batch, error
+
+    def on_predict_batch_end(self, trainer: Trainer, module: object, out: object, batch: object, number: int) -> None:
+        if number == self.batch:
+            raise self.error
+
+
+class Kill(Fail):
+    """Kill the process in the 21st batch."""
+
+    def __init__(self) -> None:
+        super().__init__(20, KeyboardInterrupt)
+
+    def on_predict_batch_end(self, *args: Any) -> None:
+        try:
+            super().on_predict_batch_end(*args)
+        except KeyboardInterrupt:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def predict_from_python(*callbacks: Callback, images: int = 12, name: str = "image") -> None:
+    """Predict with a plain Trainer, four images per batch."""
+    model = ViTClassifier(
+        "vit_tiny_patch16_224", img_size=32, pretrained=False, timm_kwargs=TINY_KWARGS, class_names=list("abc")
+    )
+    names = [f"{name}{position}" for position in range(images)]
+    pixels = torch.zeros(images, 3, 32, 32, dtype=torch.uint8)
+    dataset = InMemoryDataset(pixels, torch.zeros(images, dtype=torch.long), names)
+    trainer = Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, callbacks=[*callbacks])
+    trainer.predict(model, DataLoader(dataset, batch_size=4, collate_fn=collate_shared), return_predictions=False)
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_rows_are_on_disk_when_their_batch_is_finished(tmp_path: Path) -> None:
+    watch = Watch(tmp_path / "new" / "out")
+    predict_from_python(watch, PredictionWriter(path=str(tmp_path / "new" / "out.csv")))
+    assert watch.rows == [(0, 0), (4, 4), (8, 8)]
+    assert files(tmp_path / "new") == ["out.csv", "out.jsonl"]
+    with open(tmp_path / "new" / "out.csv", newline="") as file:
+        assert [row["path"] for row in csv.DictReader(file)] == [f"image{position}" for position in range(12)]
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_exception_leaves_the_finished_batches(error: type[BaseException], tmp_path: Path) -> None:
+    for number in ("", "-1"):  # the second run does not touch the files of the first
+        with pytest.raises((RuntimeError, SystemExit)):
+            predict_from_python(Fail(2, error), PredictionWriter(path="out.csv"))
+        assert len(Path(f"out{number}.partial.csv").read_text().splitlines()) == 9
+        assert len(Path(f"out{number}.partial.jsonl").read_text().splitlines()) == 8
+    with pytest.raises((RuntimeError, SystemExit)):  # there is nothing to keep
+        predict_from_python(Fail(0, error), PredictionWriter(path="out.csv"))
+    names = [f"out{number}.partial.{suffix}" for number in ("", "-1") for suffix in ("csv", "jsonl")]
+    assert files(tmp_path) == sorted(names)
+
+
+def test_full_disk_is_named(tmp_path: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))
+    try:
+        with pytest.raises(OSError, match=r"File too large: 'out\.partial\.csv'"):
+            predict_from_python(PredictionWriter(path="out.csv"), name="long" * 500)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    with open("out.partial.csv", newline="") as file:
+        assert len(list(csv.reader(file))) >= 1 + 4
+
+
+def test_killed_run_leaves_its_rows_and_the_next_run_says_so(
+    predict: Callable[..., Any], checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tree = make_tree(tmp_path / "many", {"": 8})
+    options = [f"--ckpt_path={checkpoint}", *CPU, f"--data.root={tree}", "--data.num_workers=0", "--data.batch_size=1"]
+    command = [sys.executable, "-m", "vit_finetune", "predict", *options, "--predictions.path=predictions.csv"]
+    command.append("--trainer.callbacks=tests.callbacks.test_prediction_writer.Kill")
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run(command, env=environment, check=False, capture_output=True, timeout=120)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    left = {name: Path(name).read_bytes() for name in ("predictions.partial.csv", "predictions.partial.jsonl")}
+    capsys.readouterr()
+    table, lines = predict(tree)
+    said = [line for line in capsys.readouterr().out.splitlines() if "interrupted" in line]
+    partial = tmp_path / "predictions.partial.csv"
+    assert said == [f"{partial} with 20 rows of an interrupted run is there and stays as it is"]
+    assert {name: Path(name).read_bytes() for name in left} == left
+    assert len(list(tmp_path.glob("predictions*"))) == 4
+    assert len(table) == len(lines) == 24
+    assert list(csv.DictReader(left["predictions.partial.csv"].decode().splitlines())) == table[:20]
+
+
+def test_path_that_cannot_be_written_stops_before_the_first_image(
+    checkpoint: Path, mixed: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vit_finetune.callbacks.progress.LINE_EVERY", 0.0)
+    Path("file").touch()
+    with pytest.raises(SystemExit) as stop:
+        main(["predict", f"--ckpt_path={checkpoint}", *CPU, f"--data.root={mixed}", "--predictions.path=file/x.csv"])
+    shown = capsys.readouterr()
+    assert stop.value.code == 1 and "predict batch" not in shown.out
+    assert re.search(r"^error: .*'file.*'$", shown.err, re.MULTILINE) and "Traceback" not in shown.err
+
+
+def test_names_of_growing_files_stay_clear_of_earlier_ones(tmp_path: Path) -> None:
+    stem = tmp_path / "a[1].b"
+    assert free_partial(stem) == (tmp_path / "a[1].b.partial", [], 0)
+    for name in ("a[1].b.partial.rank0", "a[1].b.partial.rank1", "a[1].b-1.partial", "a1.b-2.partial"):
+        (tmp_path / f"{name}.csv").write_text("")
+        (tmp_path / f"{name}.jsonl").write_text("{}\n{}\n{")  # the third row is cut off
+    partial, interrupted, rows = free_partial(stem)
+    assert partial == tmp_path / "a[1].b-2.partial" and rows == 6
+    assert [path.name for path in interrupted] == [
+        "a[1].b.partial.rank0.csv", "a[1].b.partial.rank1.csv", "a[1].b-1.partial.csv",
+    ]  # fmt: skip
+
+
+# Several processes
+
+
+def test_parts_are_merged_in_order_and_each_image_once(tmp_path: Path) -> None:
+    """Two pairs of processes that compute the same images; the last process has none but padding samples."""
+    one = PredictionTables(tmp_path / "one", CLASSES[:2], 2)
+    parts = [PredictionTables(tmp_path / f"part{rank}", CLASSES[:2], 2, with_position=True) for rank in range(5)]
+    for position in range(7):
+        path = f'{position}, "quoted"\r\nline\'s.png'
+        row = (path, [1, 0], [0.75, 0.25], "cannot\nbe read" if position == 3 else None)
+        one.add(position, *row)
+        for part in parts[:2] if position % 2 else parts[2:4]:
+            part.add(position, *row)
+    for tables in [one, *parts]:
+        tables.flush()
+        tables.close()
+    merged = PredictionTables(tmp_path / "merged", CLASSES[:2], 2)
+    merge_into(merged, [tmp_path / f"part{rank}" for rank in range(5)])
+    merged.close()
+    assert (merged.rows, merged.unreadable) == (7, 1)
+    for expected, file in zip(one.files, merged.files, strict=True):
+        assert file.read_bytes() == expected.read_bytes()
+
+
+@pytest.mark.slow
+def test_tensor_parallel_processes_write_each_image_once(
+    checkpoint: Path, mixed: Path, predict: Callable[..., Any], tmp_path: Path
+) -> None:
+    table, _ = predict(mixed)
+    strategy = f"--config={REPOSITORY / 'configs' / 'strategy' / 'tensor_parallel.yaml'}"
+    options = [f"--ckpt_path={checkpoint}", f"--data.root={mixed}", "--trainer.accelerator=cpu"]
+    run_command("predict", strategy, *options, "--predictions.path=two.csv", folder=tmp_path)
+    with open("two.csv", newline="", encoding="utf-8") as file:
+        two = list(csv.DictReader(file))
+    assert [(row["path"], row["class"]) for row in two] == [(row["path"], row["class"]) for row in table]
+    assert not list(tmp_path.glob("*partial*"))
+
+
+# Memory
+
+
+class Memory(Callback):
+    """What the writer, the sampler and Lightning's wrapper of it hold after some batches, in bytes."""
+
+    def __init__(self, *batches: int) -> None:
+        self.batches, self.bytes = batches, list[int]()
+
+    def on_predict_batch_start(self, trainer: Trainer, module: object, batch: object, number: int) -> None:
+        if number in self.batches:
+            places = ["*/prediction_*.py", "*/utils/data/sampler.py", "*/overrides/distributed.py", "*/csv.py"]
+            snapshot = tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(True, place) for place in places])
+            self.bytes.append(sum(trace.size for trace in snapshot.traces))
+
+
+def test_nothing_is_kept_per_image(tmp_path: Path) -> None:
+    memory, writer = Memory(10, 99), PredictionWriter(path="out.csv")
+    tracemalloc.start()
+    try:
+        predict_from_python(writer, memory, images=400)
+    finally:
+        tracemalloc.stop()
+    early, late = memory.bytes
+    assert late - early < 1000  # for 356 images
+    assert not [name for name, value in vars(writer).items() if isinstance(value, (list, dict)) and len(value) > 3]
+
+
+@pytest.mark.slow
+def test_ten_times_the_images_need_no_more_memory(checkpoint: Path, tmp_path: Path) -> None:
+    """Peak memory of two processes, with 200 and with 2,000 JPEG files."""
+    noise_image(0, np.random.default_rng(0), side=64).save(tmp_path / "one.jpg")
+    peaks = []
+    for count in (200, 2000):
+        root = tmp_path / str(count)
+        root.mkdir()
+        for number in range(count):
+            shutil.copy(tmp_path / "one.jpg", root / f"{number}.jpg")
+        command = [sys.executable, "-m", "vit_finetune", "predict", f"--ckpt_path={checkpoint}", *CPU]
+        command += [f"--data.root={root}", "--data.num_workers=0", f"--predictions.path={count}.csv"]
+        process = subprocess.Popen(
+            command, env={**os.environ, "PYTHONPATH": str(REPOSITORY)}, stdout=subprocess.DEVNULL
+        )
+        _, status, usage = os.wait4(process.pid, 0)
+        assert status == 0 and len(Path(f"{count}.csv").read_text().splitlines()) == count + 1
+        peaks.append(usage.ru_maxrss / 1024)
+    assert peaks[1] - peaks[0] < 50, peaks

@@ -3,26 +3,17 @@
 import csv
 import glob
 import heapq
+import io
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import NamedTuple
+from typing import TextIO
 
 SUFFIXES = (".csv", ".jsonl")
-ENCODER = json.JSONEncoder(ensure_ascii=False)  # json.dumps would build one per row
-
-
-class Row(NamedTuple):
-    """Prediction for one image: classes in order of probability, or the reason why the file cannot be read."""
-
-    position: int
-    """In the dataset."""
-    path: str
-    top: list[tuple[str, float]]
-    error: str | None
+ENCODE = json.JSONEncoder(ensure_ascii=False).encode
 
 
 class PredictionTables:
@@ -30,6 +21,7 @@ class PredictionTables:
 
     Args:
         stem: Path without suffix; missing folders are created.
+        classes: Names of all classes.
         top_k: Number of classes per row.
         with_position: Start each row of the CSV with the image's position in the dataset, for :func:`merge_into`.
 
@@ -37,51 +29,77 @@ class PredictionTables:
         OSError: A file cannot be created, or already exists.
     """
 
-    def __init__(self, stem: Path, top_k: int, with_position: bool = False) -> None:
+    def __init__(self, stem: Path, classes: Sequence[str], top_k: int, with_position: bool = False) -> None:
         self.files = table_files(stem)
         self.rows = self.unreadable = 0
         self._with_position = with_position
+        self._classes = classes
+        self._json_classes = [f'{{"class": {ENCODE(name)}, "probability": ' for name in classes]
+        self._numbers = " ".join(["%.6f"] * top_k)
         self._blank = [""] * (2 * top_k)
         table, lines = self.files
         table.parent.mkdir(parents=True, exist_ok=True)
-        self._streams = open(table, "x", newline="", encoding="utf-8"), open(lines, "x", encoding="utf-8")
-        self._csv = csv.writer(self._streams[0])
+        self._streams = table.open("x", newline="", encoding="utf-8"), lines.open("x", encoding="utf-8")
+        self._waiting = io.StringIO(newline=""), io.StringIO()
+        self._csv = csv.writer(self._waiting[0])
         more = [f"{name}_{number}" for number in range(2, top_k + 1) for name in ("class", "probability")]
         header = ["path", "class", "probability", *more, "error"]
         self._csv.writerow(["position", *header] if with_position else header)
         self.flush()
 
-    def add(self, row: Row) -> None:
-        """Add an image; :meth:`flush` makes it visible."""
-        numbers = [f"{probability:.6f}" for _, probability in row.top]
-        names = [name for name, _ in row.top]
-        cells = [cell for pair in zip(names, numbers, strict=True) for cell in pair] or self._blank
-        top = [{"class": c, "probability": float(p)} for c, p in zip(names, numbers, strict=True)]
-        best = top[0] if top else {"class": None, "probability": None}
-        line = ENCODER.encode({"path": row.path, **best, "top": top, "error": row.error})
-        position = [str(row.position)] if self._with_position else []
-        self.copy([*position, row.path, *cells, row.error or ""], line + "\n")
+    def add(
+        self, position: int, path: str, labels: list[int], probabilities: list[float], error: str | None = None
+    ) -> None:
+        """Add an image; :meth:`flush` makes it visible.
+
+        Args:
+            position: In the dataset.
+            path: Of the file, as text.
+            labels: The most probable classes, ``top_k`` of them in order.
+            probabilities: One for each of ``labels``.
+            error: The reason why the file cannot be read; such a row has no classes.
+        """
+        # A JSON encoder would take longer than all the rest of a row.
+        if error is None:
+            numbers = (self._numbers % tuple(probabilities)).replace("nan", "NaN").split()  # as JSON writes it
+            best = list(zip(labels, numbers, strict=True))
+            cells = [cell for label, number in best for cell in (self._classes[label], number)]
+            top = [f"{self._json_classes[label]}{number}}}" for label, number in best]
+            first, reason = top[0][1:-1], "null"
+        else:
+            cells, top = self._blank, []
+            first, reason = '"class": null, "probability": null', ENCODE(error)
+        line = f'{{"path": {ENCODE(path)}, {first}, "top": [{", ".join(top)}], "error": {reason}}}\n'
+        start = [str(position), path] if self._with_position else [path]
+        self.copy([*start, *cells, error or ""], line)
 
     def copy(self, cells: list[str], line: str) -> None:
         """Add an image as a row of the CSV and a line of JSON."""
         self._csv.writerow(cells)
-        self._streams[1].write(line)
+        self._waiting[1].write(line)
         self.rows += 1
         self.unreadable += bool(cells[-1])
 
     def flush(self) -> None:
         """Hand all rows to the operating system, where they survive the end of this process."""
-        for path, stream in zip(self.files, self._streams, strict=True):
-            try:
-                stream.flush()
-            except OSError as error:  # such as a full disk; the system does not name the file
-                raise OSError(error.errno, error.strerror, str(path)) from error
+        for path, stream, waiting in zip(self.files, self._streams, self._waiting, strict=True):
+            _append(path, stream, waiting.getvalue())
+            waiting.seek(0)
+            waiting.truncate()
 
     def close(self) -> None:
         """Close the files."""
         for stream in self._streams:
-            with suppress(OSError):  # of a flush that failed before
+            with suppress(OSError):  # the same as in a flush that failed before
                 stream.close()
+
+
+def _append(path: Path, stream: TextIO, text: str) -> None:
+    try:
+        stream.write(text)
+        stream.flush()
+    except OSError as error:  # such as a full disk; the system does not name the file
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def table_files(stem: Path) -> tuple[Path, Path]:
@@ -101,6 +119,8 @@ def merge_into(tables: PredictionTables, parts: Sequence[Path]) -> None:
     for _, same in groupby(rows, key=itemgetter(0)):
         _, cells, line = next(same)
         tables.copy(cells, line)
+        if tables.rows % 1000 == 0:
+            tables.flush()
     tables.flush()
 
 

@@ -15,7 +15,6 @@ from typing_extensions import override
 from vit_finetune.callbacks.prediction_tables import (
     SUFFIXES,
     PredictionTables,
-    Row,
     free_partial,
     merge_into,
     table_files,
@@ -57,7 +56,8 @@ class PredictionWriter(BasePredictionWriter):
     @override
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Create the files, so that a folder that cannot be written to is an error before the first image."""
-        assert isinstance(pl_module, ViTClassifier) and pl_module.class_names is not None
+        assert isinstance(pl_module, ViTClassifier)
+        assert pl_module.class_names is not None
         self._classes = [_text(name) for name in pl_module.class_names]
         self._columns = min(self.top_k, len(self._classes))
         self._start = time.perf_counter()
@@ -71,7 +71,7 @@ class PredictionWriter(BasePredictionWriter):
         self._partial = trainer.strategy.broadcast(self._partial)
         several = trainer.world_size > 1
         stem = self._part(trainer.global_rank) if several else self._partial
-        self._tables = PredictionTables(stem, self._columns, with_position=several)
+        self._tables = PredictionTables(stem, self._classes, self._columns, with_position=several)
 
     @override
     def write_on_batch_end(
@@ -88,11 +88,10 @@ class PredictionWriter(BasePredictionWriter):
         assert self._tables is not None
         loader: Any = trainer.predict_dataloaders
         top = prediction["probability"].topk(self._columns)
-        columns = prediction["index"].tolist(), top.values.tolist(), top.indices.tolist()
-        for position, probability, label, error in zip(*columns, batch.get("error", repeat(None)), strict=False):
+        columns = prediction["index"].tolist(), top.indices.tolist(), top.values.tolist()
+        for position, label, probability, error in zip(*columns, batch.get("error", repeat(None)), strict=False):
             if position >= 0:  # otherwise a padding sample
-                best = zip((self._classes[c] for c in label), probability, strict=True)
-                self._tables.add(Row(position, _text(loader.dataset.names[position]), [] if error else [*best], error))
+                self._tables.add(position, _text(loader.dataset.names[position]), label, probability, error)
         self._tables.flush()
         if seen := getattr(loader.batch_sampler, "seen_batch_indices", None):
             seen[batch_idx] = ()  # Lightning keeps the positions of all batches until the end
@@ -119,7 +118,7 @@ class PredictionWriter(BasePredictionWriter):
             return
         parts = [self._part(rank) for rank in range(trainer.world_size)] if trainer.world_size > 1 else []
         if parts:
-            tables = PredictionTables(self._partial, self._columns)
+            tables = PredictionTables(self._partial, self._classes, self._columns)
             merge_into(tables, parts)
             tables.close()
         final = table_files(free_path(self._stem, SUFFIXES))  # free unless another run has just taken it

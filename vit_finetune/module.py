@@ -45,6 +45,7 @@ from typing_extensions import override
 
 import vit_finetune
 from vit_finetune.checkpoint import Checkpoint, begin_next_epoch, find, make_plain, read_header
+from vit_finetune.data import position
 from vit_finetune.data.datasets import Batch
 from vit_finetune.evaluation import calibration
 from vit_finetune.evaluation.metrics import PredictionCollector, StageMetrics, StepLogger, require_finite
@@ -392,9 +393,11 @@ class ViTClassifier(LightningModule):
         """Set the length of the schedule; typed options override the optimizer state of a checkpoint."""
         trainer = self.trainer
         begin_next_epoch(trainer)
+        position.skip_trained_batches(trainer)
         for group, options in zip(trainer.optimizers[0].param_groups, self._group_options, strict=True):
             group.update(options, initial_lr=options["lr"])
-        self._schedule.set_length(int(trainer.estimated_stepping_batches))
+        steps = int(trainer.estimated_stepping_batches)
+        self._schedule.set_length(steps, steps - position.steps_left(trainer) - self.global_step)
         self._schedule.step_update(self.global_step)
 
     @override

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch import LightningDataModule, Trainer
+from lightning.pytorch import LightningDataModule
 from lightning.pytorch.trainer.states import TrainerFn
 from torch.utils.data import DataLoader
 from typing_extensions import override
@@ -154,8 +154,8 @@ class ImageDataModule(LightningDataModule):
         dataset = self.datasets["train"]
         sampler = ResumableDistributedSampler(dataset, *self._shard(), shuffle=True, seed=_seed())
         loader = ResumableDataLoader(dataset, sampler=sampler, **self._loader_options(dataset))
-        if (trainer := self.trainer) is not None:
-            loader.batches_done = lambda: _batches_done(trainer)
+        if self.trainer is not None:
+            loader.trainer = self.trainer
         return loader
 
     @override
@@ -238,13 +238,6 @@ class ImageDataModule(LightningDataModule):
             batch["image"], batch["target"] = mixed
             batch["label"] = batch["target"].argmax(1)
         return batch
-
-
-def _batches_done(trainer: Trainer) -> int:
-    """Return the number of batches trained on in the current epoch; 0 after its end, when the next one is due."""
-    loop: Any = trainer.fit_loop  # its counters are declared without "processed" and "started"
-    epochs = loop.epoch_progress.current
-    return 0 if epochs.processed == epochs.started else int(loop.epoch_loop.batch_progress.current.processed)
 
 
 def _seed(*position: int) -> int:

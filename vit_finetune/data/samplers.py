@@ -1,14 +1,17 @@
 """The order in which images are visited: samplers, a resumable loader, and stratified splits."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch import Trainer
 from torch import Tensor
 from torch.utils.data import DataLoader, DistributedSampler
 from typing_extensions import override
 
+from vit_finetune.data import position
 from vit_finetune.data.datasets import Batch
 
 
@@ -30,13 +33,14 @@ class ResumableDistributedSampler(DistributedSampler[int]):
 class ResumableDataLoader(DataLoader[Batch]):
     """A training loader that continues in the middle of an epoch (Lightning's protocol for stateful loaders).
 
-    Set ``batches_done`` to a function that returns the number of batches trained on in the current epoch. ``waited``
-    is the time in seconds that training has waited for batches so far.
+    Set ``trainer`` to the Trainer whose epoch is saved. ``waited`` is the time in seconds that training has waited for
+    batches so far, ``batches_skipped`` the number of batches that the resumed epoch leaves out.
     """
 
-    batches_done: Callable[[], int]
+    trainer: Trainer
     sampler: ResumableDistributedSampler
     batch_size: int
+    batches_skipped = 0
     waited = 0.0
 
     @override
@@ -53,14 +57,27 @@ class ResumableDataLoader(DataLoader[Batch]):
                 return
             yield batch
 
+    @property
+    def _global_batch(self) -> position.GlobalBatch:
+        replicas = getattr(self.sampler, "num_replicas", 1)  # --trainer.overfit_batches replaces the sampler
+        return position.GlobalBatch(self.batch_size, self.trainer.accumulate_grad_batches, replicas)
+
     def state_dict(self) -> dict[str, int]:
-        """Return the number of images that this process has trained on in this epoch."""
-        return {"images_done": self.batches_done() * self.batch_size}
+        """Return the number of images that this process has trained on in this epoch, and in what batches."""
+        done = position.batches_done(self.trainer) * self.batch_size
+        return {"images_done": done, **self._global_batch._asdict()}
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
-        """Make the next epoch start after those images."""
-        (done,) = state_dict.values()  # version 0.1.0 used another key
-        self.sampler.skip = done
+        """Make the next epoch start after those images.
+
+        Raises:
+            MisconfigurationException: They are not whole optimizer steps of this run's batches.
+        """
+        now = self._global_batch
+        if reason := position.refusal(state_dict, now):
+            raise MisconfigurationException(reason)
+        self.sampler.skip = position.images_seen(state_dict, now) // now.replicas
+        self.batches_skipped = self.sampler.skip // self.batch_size
 
 
 class DistributedEvalSampler(DistributedSampler[int]):

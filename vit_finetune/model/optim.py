@@ -167,9 +167,17 @@ class WarmupCosine:
         self.warmup = warmup
         self.min_lr = min_lr
         self._cosine: CosineLRScheduler | None = None
+        self._ahead = 0
 
-    def set_length(self, steps: int) -> None:
-        """Set the number of optimizer steps of the whole run, and the learning rate of the first one."""
+    def set_length(self, steps: int, ahead: int = 0) -> None:
+        """Set the number of optimizer steps of the whole run, and the learning rate of the first one.
+
+        Args:
+            steps: If every epoch has as many steps as those to come.
+            ahead: Steps that are missing in the count of steps done, because the epochs of a resumed run had fewer
+                steps than those to come; negative if they had more.
+        """
+        self._ahead = ahead
         warmup_steps = min(round(self.warmup * steps), steps - 1)
         peak = max(group["lr"] for group in self.optimizer.param_groups)
         self._cosine = CosineLRScheduler(
@@ -193,7 +201,7 @@ class WarmupCosine:
         """
         if self._cosine is None:
             raise RuntimeError("WarmupCosine.set_length(steps) must be called before step_update")
-        self._cosine.step_update(steps_done)
+        self._cosine.step_update(steps_done + self._ahead)
 
     def state_dict(self) -> dict[str, object]:
         """Return an empty state: the learning rate is a function of the step."""

@@ -19,7 +19,16 @@ def options(tmp_path: Path) -> list[str]:
     """Two epochs of 12 steps, one learning rate for all parameters."""
     tree = make_tree(tmp_path / "images", {"train": IMAGES // 3, "val": 1})
     data = ["--data=ImageFolder", f"--data.root={tree}", "--data.batch_size=4"]
-    return ["fit", *TINY_MODEL, *data, *CPU, "--trainer.max_epochs=2", "--trainer.log_every_n_steps=1", "--model.layer_decay=null", "--model.warmup=0"]
+    return [
+        "fit",
+        *TINY_MODEL,
+        *data,
+        *CPU,
+        "--trainer.max_epochs=2",
+        "--trainer.log_every_n_steps=1",
+        "--model.layer_decay=null",
+        "--model.warmup=0",
+    ]
 
 
 @pytest.fixture
@@ -115,8 +124,11 @@ AS_TYPED = ["--data.batch_size 2 --trainer.accumulate_grad_batches 2"]
         ((4, 1, 2), None),  # unchanged
         ((2, 2, 2), None),
         ((8, 1, 1), None),
-        ((1, 3, 2), "--data.batch_size 4 --trainer.accumulate_grad_batches 1 on 2 devices, or with --data.batch_size 1 "
-         "--trainer.accumulate_grad_batches 4 on 2 devices."),
+        (
+            (1, 3, 2),
+            "--data.batch_size 4 --trainer.accumulate_grad_batches 1 on 2 devices, or with --data.batch_size 1 "
+            "--trainer.accumulate_grad_batches 4 on 2 devices.",
+        ),
         ((4, 1, 3), "Resume with --data.batch_size 4 --trainer.accumulate_grad_batches 1 on 2 devices. At the end"),
         ((16, 1, 4), "or with --data.batch_size 2 --trainer.accumulate_grad_batches 1 on 4 devices"),
     ],

@@ -134,14 +134,17 @@ def test_random_numbers_of_a_step_depend_on_seed_step_and_rank(monkeypatch: pyte
     assert torch.equal(torch.rand(5), draws[0, 1, 0])  # rank 0 is the default
 
 
-@pytest.mark.parametrize("key", ["images_done", "pictures_done"])
-def test_loader_reads_the_state_of_any_version(key: str) -> None:
+@pytest.mark.parametrize(
+    "state", [{"images_done": 30, "batch_size": 15, "replicas": 1}, {"images_done": 30}, {"pictures_done": 30}]
+)
+def test_loader_reads_the_state_of_any_version(state: dict[str, int]) -> None:
     data = Shapes(100, 10, batch_size=15)
+    data.trainer = Trainer(logger=False, accelerator="cpu")
     data.setup("fit")
     loader = data.train_dataloader()
     everything = torch.cat([batch["index"] for batch in loader])
-    loader.load_state_dict({key: 30})
+    loader.load_state_dict(state)
     assert torch.equal(torch.cat([batch["index"] for batch in loader]), everything[30:])
     assert torch.equal(torch.cat([batch["index"] for batch in loader]), everything)
-    loader.batches_done = lambda: 3
-    assert loader.state_dict() == {"images_done": 45}
+    expected = {"images_done": 0, "batch_size": 15, "accumulate_grad_batches": 1, "replicas": 1}
+    assert loader.state_dict() == expected

@@ -14,13 +14,12 @@ from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from vit_finetune import environment
-from vit_finetune.checkpoint import Checkpoint, epochs_done, read_header
+from vit_finetune.cli import preflight_epoch, preflight_resume
 from vit_finetune.data import ImageDataModule
 from vit_finetune.errors import raise_problems
 from vit_finetune.model import class_weights, lora, memory, precision, pretrained, unfreeze
 from vit_finetune.module import METRICS, ViTClassifier
 
-NEW_RUN = "To start a new run from its weights: fit --model.weights"
 BAD_LIGHTNING = {"2.6.2", "2.6.3"}  # malicious releases that were on the registry for some hours
 OLDEST_LIGHTNING = (2, 6, 6)  # earlier releases let a checkpoint run code
 
@@ -31,19 +30,21 @@ def check_fit(trainer: Trainer, model: ViTClassifier, data: ImageDataModule, che
     Args:
         trainer: Configured Trainer.
         model: Configured model whose network is not built yet.
-        data: Configured data of which nothing is read yet.
+        data: Configured data of which nothing is read yet; it is read only if options depend on the number of images.
         checkpoint: The checkpoint to resume from.
 
     Raises:
         MisconfigurationException: Lists every problem and its fix.
     """
     problems = [_unsafe_lightning(), *_unknown_metrics(trainer), _no_compiler(trainer, model)]
+    problems += preflight_epoch.problems(trainer)
     problems += [*_invalid_options(model), *_strategy_conflicts(trainer, model), _too_large(trainer, model)]
     if checkpoint is not None:
-        problems += _resume_problems(trainer, model, checkpoint)
+        problems += preflight_resume.problems(trainer, model, data, checkpoint)
     else:
         problems += [_occupied(trainer), _no_weights(model)]
     raise_problems([*problems, data.unavailable_reason()])
+    preflight_epoch.check(trainer, data, checkpoint)
     _warn(trainer)
 
 
@@ -109,44 +110,6 @@ def _no_weights(model: ViTClassifier) -> str | None:
     except MisconfigurationException:
         return None  # a network that cannot be built is reported by _too_large
     return vit.weights_unavailable_reason(name)
-
-
-# The checkpoint to resume from
-
-
-def _resume_problems(trainer: Trainer, model: ViTClassifier, path: Path) -> list[str | None]:
-    checkpoint = read_header(path)
-    ema_dropped = "training_weights" in checkpoint and model.hparams["ema"] is None
-    return [
-        _finished(trainer, path, checkpoint),
-        "The run uses EMA and cannot resume without it: do not set --model.ema." if ema_dropped else None,
-        _other_optimizer(model, path, checkpoint),
-    ]
-
-
-def _finished(trainer: Trainer, path: Path, checkpoint: Checkpoint) -> str | None:
-    if path.is_file() and "optimizer_states" not in checkpoint:
-        return f"--ckpt_path {path} contains only weights; resume from --ckpt_path last. {NEW_RUN} {path}"
-    epochs, steps = epochs_done(checkpoint), checkpoint["global_step"]
-    for name, done, limit in (("epochs", epochs, trainer.max_epochs), ("steps", steps, trainer.max_steps)):
-        if limit is not None and 0 <= limit <= done:
-            return (
-                f"--ckpt_path {path} has already trained for {done} {name}, and --trainer.max_{name} is {limit} in "
-                f"total; increase it to resume. {NEW_RUN} {path}"
-            )
-    return None
-
-
-def _other_optimizer(model: ViTClassifier, path: Path, checkpoint: Checkpoint) -> str | None:
-    """Compare the options that decide which optimizer state exists and how its parameters are grouped."""
-    before, now = checkpoint.get("hyper_parameters", {}), model.hparams
-    changed = [name for name in ("optimizer", "freeze_backbone", "lora_rank") if before.get(name) != now[name]]
-    neutral = {"layer_decay": (None, 1), "head_lr_scale": (1,), "weight_decay": (0,)}
-    changed += [name for name, values in neutral.items() if (before.get(name) in values) != (now[name] in values)]
-    if not changed or "optimizer_states" not in checkpoint:
-        return None
-    options = ", ".join(f"--model.{name} {now[name]} (was {before.get(name)})" for name in changed)
-    return f"The optimizer state in {path} does not fit {options}: undo the change. {NEW_RUN} {path}"
 
 
 # Software, files, metrics

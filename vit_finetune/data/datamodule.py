@@ -113,6 +113,10 @@ class ImageDataModule(LightningDataModule):
         """
         raise NotImplementedError
 
+    def count_images(self) -> dict[str, int]:
+        """Return the number of images in ``train`` and ``val``; a subclass may count without reading them."""
+        return {name: len(dataset) for name, dataset in self.load_datasets("fit").items()}
+
     def split_train_val(self, pool: ImageDataset) -> dict[str, ImageDataset]:
         """Split training images into ``train`` and ``val``, the same way in every process and every run.
 

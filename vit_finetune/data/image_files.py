@@ -110,6 +110,10 @@ class ImageFiles(ImageDataModule):
         loaded = self._read({name: files[name] for name in STAGES[stage]}, broken)
         return self._without(broken, loaded, stage) if broken else loaded
 
+    @override
+    def count_images(self) -> dict[str, int]:
+        return {name: len(files) for name, files in self._label("fit").items()}
+
     # Files and labels
 
     def _label(self, stage: str) -> dict[str, ImageFileDataset]:

@@ -149,6 +149,52 @@ def test_time_limit_without_validation_loses_nothing(options: list[str], tmp_pat
     assert equal(weights(last), weights(only(tmp_path / "runs" / "whole", "last.ckpt")))
 
 
+def test_signal_without_a_file_promises_none(
+    options: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A trial run writes nothing, and weights alone cannot be resumed from."""
+    from vit_finetune import ViTClassifier
+
+    train = ViTClassifier.training_step
+
+    def receives(self: ViTClassifier, batch: dict[str, torch.Tensor], batch_idx: int) -> torch.Tensor:
+        signal.raise_signal(signal.SIGTERM)
+        return train(self, batch, batch_idx)
+
+    monkeypatch.setattr(ViTClassifier, "training_step", receives)
+    for more, message in (
+        ("--trainer.fast_dev_run=3", "after step 1: nothing was saved"),
+        (
+            "--last_checkpoint.save_weights_only=true",
+            "saved the weights to runs/imagefolder/version_0/checkpoints/last",
+        ),
+    ):
+        with pytest.raises(SystemExit), caplog.at_level("INFO"):
+            main([*options, more])
+        assert message in caplog.text and "To resume" not in caplog.text
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+def test_message_about_a_nan_names_a_file_only_if_there_is_one(
+    steps: int, options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from vit_finetune import ViTClassifier
+
+    def breaks(self: ViTClassifier, logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(logits, target) * (math.nan if self.global_step == steps else 1)
+
+    monkeypatch.setattr(ViTClassifier, "training_loss", breaks)
+    with pytest.raises(SystemExit):
+        main([*options, "--trainer.log_every_n_steps=1", "--last_checkpoint.every_n_steps=1"])
+    error = capsys.readouterr().err
+    last = "runs/imagefolder/version_0/checkpoints/last.ckpt"
+    assert Path(last).exists() == (steps == 1)
+    expected = (
+        f"is kept; resume with --ckpt_path {last} and a lower --model.lr" if steps else "Start again with a lower"
+    )
+    assert expected in error and ("--ckpt_path" in error) == (steps == 1)
+
+
 class StopAtThird(Callback):
     """Stop the run after three steps, as Lightning's Timer does."""
 
@@ -278,7 +324,8 @@ def test_signals_save_and_end_with_their_code(
     os.killpg(process.pid, number)
     output, _ = process.communicate(timeout=LIMIT)
     assert process.returncode == code, output
-    assert f"{number.name} after step" in output and "--ckpt_path last" in output
+    assert f"{number.name} after step" in output
+    assert f"--ckpt_path {only(tmp_path, 'last.ckpt').relative_to(tmp_path)}" in output
     assert "Traceback" not in output
     wait_until_gone(process.pid)
     assert torch.load(only(tmp_path, "last.ckpt"), weights_only=True)["optimizer_states"]

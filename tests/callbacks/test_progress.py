@@ -1,7 +1,9 @@
-"""Progress of predictions: lines in a file, a bar on a terminal."""
+"""Progress lines in a file, bars on a terminal."""
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -56,3 +58,31 @@ def test_bar_names_the_speed() -> None:
     trainer.predict(model, DataLoader(dataset, batch_size=2, collate_fn=collate_shared), return_predictions=False)
     assert "images/s" not in descriptions.seen[0]
     assert all(re.fullmatch(r"\S*Predicting  [1-9]\d* images/s", text) for text in descriptions.seen[1:])
+
+
+@pytest.mark.parametrize(
+    ("options", "validated"),
+    [
+        (["--trainer.check_val_every_n_epoch=2"], [False, True, False]),
+        (["--trainer.check_val_every_n_epoch=null", "--trainer.val_check_interval=8"], [False, True, False]),
+        ([], [True, True, True]),
+    ],
+)
+def test_line_of_an_epoch_shows_what_was_measured_in_it(
+    options: list[str], validated: list[bool], folder_args: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["fit", *folder_args, "--trainer.max_epochs=3", *options])
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("epoch ") and " done" in line]
+    assert all("train/acc" in line for line in lines)
+    assert ["val/acc" in line for line in lines] == ["val/loss" in line for line in lines] == validated
+
+
+def test_bar_names_the_epoch_of_an_older_validation(monkeypatch: pytest.MonkeyPatch) -> None:
+    bar: Any = RichProgress()
+    monkeypatch.setattr("lightning.pytorch.callbacks.RichProgressBar.get_metrics", lambda *_: {"val/acc": 0.5})
+    monkeypatch.setattr("lightning.pytorch.callbacks.RichProgressBar.on_validation_end", lambda *_: None)
+    trainer: Any = SimpleNamespace(current_epoch=1, sanity_checking=False)
+    bar.on_validation_end(trainer, LightningModule())
+    assert bar.get_metrics(trainer, LightningModule()) == {"val/acc": "0.500"}
+    trainer.current_epoch = 2
+    assert bar.get_metrics(trainer, LightningModule()) == {"val/acc": "0.500 (epoch 1)"}

@@ -6,6 +6,7 @@ from vit_finetune.callbacks.progress import LineProgressBar, progress_bar
 from vit_finetune.callbacks.projector import Projector
 from vit_finetune.callbacks.resume_checkpoint import ResumeCheckpoint
 from vit_finetune.callbacks.run_summary import RunSummary
+from vit_finetune.callbacks.stop_reason import StopReason
 from vit_finetune.callbacks.tensorboard import TensorBoard
 from vit_finetune.callbacks.test_report import TestReport
 from vit_finetune.callbacks.throughput import MemoryForecast, ThroughputLogger
@@ -18,6 +19,7 @@ __all__ = [
     "Projector",
     "ResumeCheckpoint",
     "RunSummary",
+    "StopReason",
     "TensorBoard",
     "TestReport",
     "ThroughputLogger",

@@ -22,10 +22,19 @@ def progress_bar() -> ProgressBar:
 class RichProgress(RichProgressBar):
     """Lightning's progress bar with the few values that fit on one line."""
 
+    _validated: int | None = None
+
+    @override
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._validated = None if trainer.sanity_checking else trainer.current_epoch
+        super().on_validation_end(trainer, pl_module)
+
     @override
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> Any:
         known = {**super().get_metrics(trainer, pl_module), **_latest(pl_module)}
         shown = {name: f"{known[name]:.3f}" for name in ("train/loss_step", "val/acc") if name in known}
+        if "val/acc" in shown and self._validated not in (None, trainer.current_epoch):
+            shown["val/acc"] += f" (epoch {self._validated})"
         return shown | ({"lr": f"{known['train/lr']:.1e}"} if "train/lr" in known else {})
 
     @override
@@ -58,6 +67,7 @@ class LineProgressBar(ProgressBar):
         super().__init__()
         self._enabled = True
         self._epoch: int | None = None
+        self._validated: int | None = None
         self._next = 0.0
 
     @override
@@ -85,6 +95,11 @@ class LineProgressBar(ProgressBar):
             self._print(
                 trainer, f"step {batch_idx + 1}/{trainer.num_training_batches}", ("train/loss_step", "train/lr")
             )
+
+    @override
+    def on_validation_end(self, trainer: Trainer, *_: object) -> None:
+        if not trainer.sanity_checking:
+            self._validated = trainer.current_epoch
 
     @override
     def on_train_end(self, trainer: Trainer, *_: object) -> None:
@@ -117,7 +132,8 @@ class LineProgressBar(ProgressBar):
 
     def _print_epoch(self, trainer: Trainer) -> None:
         if self._epoch is not None:
-            self._print(trainer, "done", ("train/loss", "train/acc", "val/loss", "val/acc"))
+            val = ("val/loss", "val/acc") if self._validated == self._epoch else ()  # otherwise of an earlier epoch
+            self._print(trainer, "done", ("train/loss", "train/acc", *val))
         self._epoch = None
 
     def _print(self, trainer: Trainer, position: str, names: tuple[str, ...]) -> None:

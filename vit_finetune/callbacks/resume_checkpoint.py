@@ -1,6 +1,7 @@
 """Checkpoint to resume a run from: saved after each epoch, every few steps, and when a signal ends the run."""
 
 import os
+import shlex
 import signal
 import threading
 from pathlib import Path
@@ -153,9 +154,13 @@ class ResumeCheckpoint(Checkpoint):
         if not number:
             return
         self.save(trainer)
-        file = os.path.relpath(self.path) if self.path else "nothing"
-        rank_zero_info(
-            f"{signal.Signals(number).name} after step {trainer.global_step}: saved {file}. To resume: fit with the "
-            "same options and --ckpt_path last"
-        )
+        rank_zero_info(f"{signal.Signals(number).name} after step {trainer.global_step}: {self._saved()}")
         raise SystemExit(128 + number)
+
+    def _saved(self) -> str:
+        if self.path is None or not self.path.exists():  # nothing is written with --trainer.fast_dev_run
+            return "nothing was saved"
+        file = os.path.relpath(self.path)
+        if self.save_weights_only:
+            return f"saved the weights to {file}"
+        return f"saved {file}. To resume: fit with the same options and --ckpt_path {shlex.quote(file)}"

@@ -182,6 +182,7 @@ class ViTCLI(LightningCLI):
         own: list[Callback] = []
         trainer = options.trainer
         if self.subcommand == "fit":
+            own.append(callbacks.StopReason())  # its line precedes the summary
             own += [callbacks.ThroughputLogger(), callbacks.RunSummary(trainer.default_root_dir), options.tensorboard]
             own += [callbacks.ModelSummary()] if trainer.enable_model_summary is not False else []
         if self.subcommand == "predict":

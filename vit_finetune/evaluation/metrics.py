@@ -1,6 +1,9 @@
 """Loss and accuracy of a stage, its collected predictions, and the training metrics logged every few steps."""
 
 import math
+import os
+import shlex
+from pathlib import Path
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -189,8 +192,18 @@ def require_finite(trainer: Trainer, loss: float, stage: str) -> None:
     """
     if not trainer.strategy.reduce_boolean_decision(math.isfinite(loss), all=True):
         state = f"learning rate {learning_rate(trainer):.3g}, precision {trainer.precision}"
+        last = _resumable(trainer)
+        again = f"The last good checkpoint is kept; resume with --ckpt_path {last} and" if last else "Start again with"
         raise NonFiniteLossError(
-            f"The {stage} loss is not finite by step {trainer.global_step} ({state}). The last good checkpoint is "
-            "kept; resume from it with --ckpt_path last and a lower --model.lr, a longer --model.warmup, "
-            "--trainer.gradient_clip_val 1, or --trainer.precision bf16-mixed or 32-true."
+            f"The {stage} loss is not finite by step {trainer.global_step} ({state}). {again} a lower --model.lr, a "
+            "longer --model.warmup, --trainer.gradient_clip_val 1, or --trainer.precision bf16-mixed or 32-true."
         )
+
+
+def _resumable(trainer: Trainer) -> str | None:
+    """Return the checkpoint that the run has saved to resume from, ``None`` before the first one."""
+    for callback in trainer.checkpoint_callbacks:
+        path = getattr(callback, "path", None)  # that of ResumeCheckpoint, which this module cannot import
+        if isinstance(path, Path) and path.exists() and not getattr(callback, "save_weights_only", False):
+            return shlex.quote(os.path.relpath(path))
+    return None

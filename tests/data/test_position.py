@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.conftest import CPU, TINY_MODEL, make_tree, only, scalars
+from tests.conftest import CPU, TINY_MODEL, make_tree, only, run_command, scalars
 from vit_finetune import ViTClassifier, main
 from vit_finetune.data.position import GlobalBatch, refusal
 
@@ -113,6 +113,19 @@ def test_other_batches_within_an_epoch_are_refused(
     assert sorted(tmp_path.rglob("*")) == files
     main([*options, f"--ckpt_path={last}", *AS_TYPED[0].split()])
     assert torch.load(last, weights_only=True)["global_step"] == 24
+
+
+@pytest.mark.slow
+def test_rest_of_an_epoch_on_two_devices(options: list[str], tmp_path: Path, fails: Callable[..., str]) -> None:
+    main([*options, "--trainer.max_steps=15"])
+    last = only(tmp_path, "last.ckpt")
+    ddp = [*options, f"--ckpt_path={last}", "--trainer.devices=2", "--trainer.strategy=ddp"]
+    way = "--data.batch_size 2 --trainer.accumulate_grad_batches 1"
+    assert f"or with {way} on 2 devices" in fails(*ddp)  # 12 images are not divisible by 8
+    run_command(*ddp, *way.split(), folder=tmp_path)
+    checkpoint = torch.load(last, weights_only=True)
+    assert (checkpoint["global_step"], checkpoint["epoch"]) == (24, 1)
+    assert {group["lr"] for group in checkpoint["optimizer_states"][0]["param_groups"]} == {1e-6}
 
 
 AS_TYPED = ["--data.batch_size 2 --trainer.accumulate_grad_batches 2"]

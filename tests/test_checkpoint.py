@@ -11,7 +11,8 @@ import yaml
 from lightning.pytorch import Trainer
 
 from tests.conftest import CPU, TINY_KWARGS, equal, make_tree, only, scalars, weights
-from vit_finetune import ImageFolder, ViTClassifier, checkpoint, main
+from vit_finetune import ImageFolder, ViTClassifier, main
+from vit_finetune.cli.ckpt_path import resolve
 
 
 @pytest.fixture
@@ -225,18 +226,18 @@ def test_restart_resumes_only_a_restarted_job(
     run: Path, folder_args: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fresh at first; from the newest last.ckpt when torchrun or SLURM says that this is another attempt."""
-    assert checkpoint.resolve("restart", Path("runs"), None) is None
+    assert resolve("restart", Path("runs"), None) is None
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    assert checkpoint.resolve("restart", Path("runs"), "imagefolder") == Path("runs") / only(
-        run, "last.ckpt"
-    ).relative_to(run.parent.parent)
+    assert resolve("restart", Path("runs"), "imagefolder") == Path("runs") / only(run, "last.ckpt").relative_to(
+        run.parent.parent
+    )
     main(["fit", *folder_args, "--ckpt_path=restart", "--trainer.max_epochs=2", "--experiment=imagefolder"])
     assert torch.load(only(run, "last.ckpt"), weights_only=True)["global_step"] == 10
-    assert checkpoint.resolve("restart", Path("runs"), "none-yet") is None
+    assert resolve("restart", Path("runs"), "none-yet") is None
     # This job's first attempt left no file; files of older jobs do not count.
     (Path("runs") / "imagefolder" / "version_1").mkdir()
     (Path("runs") / "imagefolder" / "version_1" / "config.yaml").touch()
-    assert checkpoint.resolve("restart", Path("runs"), "imagefolder") is None
+    assert resolve("restart", Path("runs"), "imagefolder") is None
 
 
 def test_experiment_and_folder_of_a_config_file_count(folder_args: list[str], tmp_path: Path) -> None:

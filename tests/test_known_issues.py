@@ -278,7 +278,8 @@ def test_every_precision_on_a_cpu(
 def test_no_table_where_it_cannot_be_written(folder_args: list[str], tmp_path: Path) -> None:
     main(["fit", *folder_args])
     last = only(tmp_path, "last.ckpt")
+    lone = last.rename(tmp_path / "lone.ckpt")
     (tmp_path / "file").touch()
     with pytest.raises(SystemExit) as stop:
-        main(["predict", f"--ckpt_path={last}", *CPU, "--trainer.default_root_dir=file", "--trainer.logger=false"])
+        main(["predict", f"--ckpt_path={lone}", *CPU, "--trainer.default_root_dir=file", "--trainer.logger=false"])
     assert stop.value.code

@@ -18,86 +18,6 @@ from typing_extensions import override
 
 Checkpoint = dict[str, Any]
 """Contents of a checkpoint file: weights, hyperparameters, loops, and what callbacks add."""
-KEYWORDS = {"best": "best-*.ckpt", "last": "last.ckpt"}
-RESTART_COUNTS = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
-"""Variables in which torchrun and SLURM count how often they restarted this job."""
-
-
-def resolve(value: str, runs: Path, experiment: str | None) -> Path | None:
-    """Find the checkpoint of ``--ckpt_path``.
-
-    Args:
-        value: A file; ``best`` or ``last`` of the newest run that has one; or ``restart``: ``last`` of the newest run
-            if torchrun or SLURM restarted this job, otherwise nothing.
-        runs: Folder of all runs.
-        experiment: Search only its runs, if it has any.
-
-    Returns:
-        The file, or ``None`` to start a new run.
-
-    Raises:
-        MisconfigurationException: The file does not exist.
-    """
-    if value == "restart":
-        return _last_of_restarted_job(runs / experiment if experiment else runs)
-    if value not in KEYWORDS:
-        path = Path(value)
-        if not path.exists():
-            raise MisconfigurationException(
-                f"--ckpt_path {value}: no such file. Expected a file, best, last or restart."
-            )
-        return path
-    folder = runs / experiment if experiment and (runs / experiment).is_dir() else runs
-    found = sorted(folder.rglob(f"checkpoints/{KEYWORDS[value]}"), key=_modified)
-    if not found:
-        raise MisconfigurationException(
-            f"--ckpt_path {value}: no run in {folder} has {KEYWORDS[value]}. Train a model with fit first, or give a "
-            "file."
-        )
-    return found[-1]
-
-
-def _last_of_restarted_job(folder: Path) -> Path | None:
-    restarted = any(int(os.environ.get(name, "0")) for name in RESTART_COUNTS)
-    newest = max(folder.rglob("config.yaml"), key=_modified, default=None)  # older runs belong to other jobs
-    last = newest.parent / "checkpoints" / KEYWORDS["last"] if newest else None
-    return last if restarted and last and last.exists() else None
-
-
-def _modified(path: Path) -> float:
-    return path.stat().st_mtime
-
-
-def find(source: str | os.PathLike[str], runs: Path) -> Path:
-    """Find the checkpoint to evaluate: of a folder, the best one of its newest run.
-
-    Args:
-        source: A checkpoint, a folder, or ``best`` or ``last`` of the newest run.
-        runs: Folder of all runs.
-
-    Raises:
-        MisconfigurationException: There is no checkpoint.
-    """
-    folder = Path(source)
-    if str(source) in KEYWORDS:
-        folder = resolve(str(source), runs, None) or folder
-    if folder.is_file():
-        return folder
-    if not folder.is_dir():
-        raise MisconfigurationException(
-            f"{folder}: no such file or folder. Expected a run folder, a checkpoint, best or last."
-        )
-    if (folder / "meta.pt").is_file():
-        raise MisconfigurationException(
-            f"{folder} is a sharded checkpoint. Consolidate it first: python -m vit_finetune.checkpoint {folder}"
-        )
-    for pattern in KEYWORDS.values():
-        found = [path for path in folder.rglob(pattern) if path.is_file()]
-        if found:
-            return max(found, key=_modified)
-    raise MisconfigurationException(
-        f"{folder} contains no checkpoint. Expected a run folder, a checkpoint, best or last."
-    )
 
 
 def read_header(path: Path) -> Checkpoint:
@@ -141,8 +61,8 @@ def public_items(hparams: MutableMapping[str, Any]) -> dict[str, Any]:
 
 def run_folder(checkpoint: Path) -> Path | None:
     """Return the run folder that contains a checkpoint, ``None`` if it is not in one."""
-    run = checkpoint.resolve().parent.parent
-    return run if (run / "config.yaml").is_file() else None
+    folder = checkpoint.resolve().parent
+    return folder.parent if folder.name == "checkpoints" and (folder.parent / "config.yaml").is_file() else None
 
 
 def epochs_done(checkpoint: Checkpoint) -> int:

@@ -44,10 +44,11 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 import vit_finetune
-from vit_finetune.checkpoint import Checkpoint, begin_next_epoch, find, make_plain, read_header
+from vit_finetune.checkpoint import Checkpoint, begin_next_epoch, make_plain, read_header
 from vit_finetune.data import position
 from vit_finetune.data.datasets import Batch
 from vit_finetune.evaluation import calibration
+from vit_finetune.evaluation.find_checkpoint import find, monitored_now
 from vit_finetune.evaluation.metrics import PredictionCollector, StageMetrics, StepLogger, require_finite
 from vit_finetune.model import class_weights, gradients
 from vit_finetune.model.config import ViTConfig
@@ -556,4 +557,5 @@ class ViTClassifier(LightningModule):
             "temperature": self.temperature,
             "split_fingerprint": getattr(datamodule, "split_fingerprint", None),
             "class_counts": getattr(datamodule, "class_counts", None),
+            "monitored": monitored_now(self.trainer),
         }

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from vit_finetune.cli.ckpt_path import experiment_name, peek
 from vit_finetune.cli.main import parse
-from vit_finetune.cli.run_dir import RUNS, experiment_name, peek
+from vit_finetune.evaluation.find_checkpoint import RUNS
 
 FILES = {
     "one.yaml": "experiment: first\ntrainer: {default_root_dir: elsewhere}\n",

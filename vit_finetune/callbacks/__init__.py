@@ -1,5 +1,6 @@
 """Callbacks of every run, and optional ones."""
 
+from vit_finetune.callbacks.best_checkpoint import BestCheckpoint
 from vit_finetune.callbacks.model_summary import ModelSummary
 from vit_finetune.callbacks.prediction_writer import PredictionWriter
 from vit_finetune.callbacks.progress import LineProgressBar, progress_bar
@@ -12,6 +13,7 @@ from vit_finetune.callbacks.test_report import TestReport
 from vit_finetune.callbacks.throughput import MemoryForecast, ThroughputLogger
 
 __all__ = [
+    "BestCheckpoint",
     "LineProgressBar",
     "MemoryForecast",
     "ModelSummary",

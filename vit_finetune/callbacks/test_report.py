@@ -55,8 +55,9 @@ class TestReport(Callback):
         images = [dataset.images_at(position[None])[0] for position in positions]
         folder = free_path(folder / "test-report")
         charts = report_writer.save(report, folder, images)
-        for logger in tensorboard_loggers(trainer):
+        for logger in trainer.loggers:
             logger.log_metrics(report.scalars(), trainer.global_step)
+        for logger in tensorboard_loggers(trainer):
             for name, figure in charts.items():
                 logger.experiment.add_figure(f"test/{name}", figure, trainer.global_step)
         # Print last: if the reader of a pipe has exited, the files are complete.

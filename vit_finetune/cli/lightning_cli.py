@@ -9,18 +9,23 @@ import torch
 from jsonargparse import Namespace
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
+from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
+from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.plugins.io import CheckpointIO
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from typing_extensions import override
 
 from vit_finetune import callbacks, environment
-from vit_finetune.checkpoint import AtomicCheckpointIO, option_defaults, read_header, resolve
+from vit_finetune.checkpoint import AtomicCheckpointIO, option_defaults, read_header
 from vit_finetune.cli import launch, preflight
+from vit_finetune.cli.ckpt_path import experiment_name, peek, resolve
+from vit_finetune.cli.monitors import CheckMonitors
 from vit_finetune.cli.parser import refuse_undecodable
-from vit_finetune.cli.run_dir import experiment_name, logger, peek
+from vit_finetune.cli.run_dir import RunFolder, RunLogger, RunTrainer, SilentLogger, start_run
 from vit_finetune.cli.subcommands import extra_commands
+from vit_finetune.evaluation.find_checkpoint import describe
+from vit_finetune.evaluation.metrics import direction
 
 NO_CHECKPOINT_NEEDED = ("fit", "doctor", "check-data", "tune")
 DEFAULT_DATA = {"class_path": "vit_finetune.CIFAR10"}
@@ -58,23 +63,11 @@ class ViTCLI(LightningCLI):
             help="Precision of float32 matrix multiplications (torch.set_float32_matmul_precision).",
         )
         # Outside trainer.callbacks, so that --trainer.callbacks cannot drop them by accident.
-        parser.add_class_arguments(ModelCheckpoint, "best_checkpoint")
-        assert parser.groups is not None
-        parser.groups["best_checkpoint"].title = "Save the best checkpoint of a run, with Lightning's ModelCheckpoint"
+        parser.add_class_arguments(callbacks.BestCheckpoint, "best_checkpoint")
         parser.add_class_arguments(callbacks.ResumeCheckpoint, "last_checkpoint")
         parser.add_class_arguments(callbacks.TensorBoard, "tensorboard")
         parser.add_class_arguments(callbacks.Projector, "projector")
-        parser.set_defaults(
-            {
-                "data": DEFAULT_DATA,
-                "best_checkpoint.monitor": "val/acc",
-                "best_checkpoint.mode": "max",
-                "best_checkpoint.filename": "best-epoch{epoch:02d}-acc{val/acc:.4f}",
-                "best_checkpoint.save_weights_only": True,
-                "best_checkpoint.auto_insert_metric_name": False,
-                "best_checkpoint.enable_version_counter": False,
-            }
-        )
+        parser.set_defaults({"data": DEFAULT_DATA})
 
     @property
     def command_parsers(self) -> dict[str, LightningArgumentParser]:
@@ -94,6 +87,7 @@ class ViTCLI(LightningCLI):
             MisconfigurationException: The checkpoint is missing or cannot be used.
         """
         self.checkpoint_path: Path | None = None
+        self._args = args
         self.command_parsers["predict"].add_class_arguments(callbacks.PredictionWriter, "predictions")
         typed: Any = peek(args if args is not None else sys.argv[1:])
         refuse_undecodable(args if args is not None else sys.argv[1:])
@@ -120,7 +114,7 @@ class ViTCLI(LightningCLI):
             self._set_defaults({"data": DEFAULT_DATA})  # another class: options of the old one must not carry over
             super().parse_arguments(self.parser, args)
         self._options.ckpt_path = str(self.checkpoint_path)
-        rank_zero_info(f"checkpoint: {self.checkpoint_path}")
+        rank_zero_info(f"checkpoint: {describe(self.checkpoint_path)}")
 
     def _set_defaults(self, defaults: dict[str, Any]) -> None:
         for parser in self.command_parsers.values():
@@ -144,6 +138,18 @@ class ViTCLI(LightningCLI):
         torch.set_float32_matmul_precision(options.matmul_precision)
         if options.auto_precision and options.trainer.precision is None:
             options.trainer.precision = "bf16-mixed" if environment.has_native_bf16() else "32-true"
+        self._set_modes(_as_list(options.trainer.callbacks))
+
+    def _set_modes(self, given: list[Namespace]) -> None:
+        """Let the mode of callbacks such as EarlyStopping follow from the metric, unless it is given."""
+        modes = [direction(str(callback.get("init_args.monitor"))) for callback in given]
+        if all(mode in (None, callback.get("init_args.mode")) for mode, callback in zip(modes, given, strict=True)):
+            return
+        args = self._args if isinstance(self._args, list) else None
+        typed = self.parser.parse_args(args, defaults=False)[self.config["subcommand"]]
+        for mode, callback, options in zip(modes, given, _as_list(typed.trainer.callbacks), strict=True):
+            if mode and options.get("init_args.mode") is None and "mode" in callback.init_args:
+                callback.init_args.mode = mode
 
     @override
     def instantiate_classes(self) -> None:
@@ -158,16 +164,17 @@ class ViTCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         options = self.config_init[self.subcommand]
         given = options.trainer
+        experiment = experiment_name(options) or self._options.data.class_path.rpartition(".")[2].lower()
+        run = RunFolder(given.default_root_dir, experiment, self.checkpoint_path)
         if given.logger in (None, True):
-            experiment = experiment_name(options) or self._options.data.class_path.rpartition(".")[2].lower()
-            kwargs["logger"] = logger(given.default_root_dir, experiment, self.checkpoint_path, str(self.subcommand))
+            kwargs["logger"] = SilentLogger(run) if self.subcommand == "predict" else RunLogger(run)
         plugins = _as_list(given.plugins)
         if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
             kwargs["plugins"] = [*plugins, AtomicCheckpointIO()]
         kwargs["callbacks"] = [*_as_list(given.callbacks), *self._own_callbacks(options)]
         kwargs["enable_model_summary"] = False  # callbacks.ModelSummary replaces it
         try:
-            return super().instantiate_trainer(**kwargs)
+            trainer = super().instantiate_trainer(**kwargs)
         except MisconfigurationException as error:
             if "interactive" in str(error):  # the strategy cannot start its processes from a notebook
                 raise launch.notebook_error(str(self.subcommand)) from error
@@ -176,6 +183,10 @@ class ViTCLI(LightningCLI):
             needs_gpu = "requires a GPU" in str(error)
             hint = " On a CPU FSDP2 works: --config configs/strategy/fsdp2.yaml." if needs_gpu else ""
             raise MisconfigurationException(f"{error}{hint}") from error
+        chosen = any(isinstance(logger, TensorBoardLogger) for logger in _as_list(given.logger)[:1])
+        if isinstance(trainer, RunTrainer) and not given.fast_dev_run and not chosen:
+            trainer.run = run
+        return trainer
 
     def _own_callbacks(self, options: Namespace) -> list[Callback]:
         """Return the callbacks that the command needs, and no others: each costs some microseconds per step."""
@@ -183,7 +194,8 @@ class ViTCLI(LightningCLI):
         trainer = options.trainer
         if self.subcommand == "fit":
             own.append(callbacks.StopReason())  # its line precedes the summary
-            own += [callbacks.ThroughputLogger(), callbacks.RunSummary(trainer.default_root_dir), options.tensorboard]
+            own += [callbacks.ThroughputLogger(), callbacks.RunSummary(), options.tensorboard]
+            own.append(CheckMonitors())
             own += [callbacks.ModelSummary()] if trainer.enable_model_summary is not False else []
         if self.subcommand == "predict":
             own.append(options.predictions)
@@ -211,6 +223,13 @@ class ViTCLI(LightningCLI):
         """Refuse what cannot work, on one process only, because all others would print the same."""
         if self.trainer.is_global_zero:
             preflight.check_fit(self.trainer, self.model, self.datamodule, self.checkpoint_path)
+        start_run(self.trainer)
+
+    def before_validate(self) -> None:
+        """Create a run folder for a checkpoint that is not in one."""
+        start_run(self.trainer)
+
+    before_test = before_predict = before_validate
 
 
 def _as_list(value: Any) -> list[Any]:

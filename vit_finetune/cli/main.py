@@ -21,10 +21,11 @@ import vit_finetune
 from vit_finetune.cli.launch import use_new_port_after_restart
 from vit_finetune.cli.lightning_cli import ViTCLI
 from vit_finetune.cli.parser import ReadableParser
-from vit_finetune.cli.run_dir import RUNS, SaveConfig
+from vit_finetune.cli.run_dir import SaveConfig
 from vit_finetune.cli.subcommands import ViTTrainer
 from vit_finetune.data import ImageDataModule
 from vit_finetune.errors import ExportMismatchError, NonFiniteLossError
+from vit_finetune.evaluation.find_checkpoint import RUNS
 from vit_finetune.module import ViTClassifier
 
 DESCRIPTION = "Fine-tune a Vision Transformer with PyTorch Lightning."

@@ -9,16 +9,16 @@ import lightning
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from vit_finetune import environment
-from vit_finetune.cli import preflight_epoch, preflight_resume
+from vit_finetune.cli import monitors, preflight_epoch, preflight_resume
+from vit_finetune.cli.run_dir import RunTrainer
 from vit_finetune.data import ImageDataModule
 from vit_finetune.errors import raise_problems
 from vit_finetune.model import class_weights, lora, memory, precision, pretrained, unfreeze
-from vit_finetune.module import METRICS, ViTClassifier
+from vit_finetune.module import ViTClassifier
 
 BAD_LIGHTNING = {"2.6.2", "2.6.3"}  # malicious releases that were on the registry for some hours
 OLDEST_LIGHTNING = (2, 6, 6)  # earlier releases let a checkpoint run code
@@ -36,8 +36,9 @@ def check_fit(trainer: Trainer, model: ViTClassifier, data: ImageDataModule, che
     Raises:
         MisconfigurationException: Lists every problem and its fix.
     """
-    problems = [_unsafe_lightning(), *_unknown_metrics(trainer), _no_compiler(trainer, model)]
-    problems += preflight_epoch.problems(trainer)
+    classes = model.class_names or data.class_names
+    problems = [_unsafe_lightning(), *monitors.problems(trainer, model, len(classes) if classes else None)]
+    problems += [_no_compiler(trainer, model), *preflight_epoch.problems(trainer)]
     problems += [*_invalid_options(model), *_strategy_conflicts(trainer, model), _too_large(trainer, model)]
     if checkpoint is not None:
         problems += preflight_resume.problems(trainer, model, data, checkpoint)
@@ -112,7 +113,7 @@ def _no_weights(model: ViTClassifier) -> str | None:
     return vit.weights_unavailable_reason(name)
 
 
-# Software, files, metrics
+# Software, files
 
 
 def _unsafe_lightning() -> str | None:
@@ -128,22 +129,10 @@ def _unsafe_lightning() -> str | None:
     return None
 
 
-def _unknown_metrics(trainer: Trainer) -> list[str]:
-    problems = []
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        monitor = callback.monitor if isinstance(callback, (EarlyStopping, ModelCheckpoint)) else None
-        kind = type(callback).__name__
-        if monitor is not None and monitor not in METRICS:
-            problems.append(f"{kind} monitors {monitor!r}, which is not logged. Expected one of: {', '.join(METRICS)}.")
-        elif monitor is not None and monitor.startswith("val/") and trainer.limit_val_batches == 0:
-            if isinstance(callback, EarlyStopping):
-                problems.append(f"{kind} monitors {monitor!r}, but --trainer.limit_val_batches 0 skips validation.")
-            else:
-                rank_zero_warn("Validation is off: only the last checkpoint will be saved, not the best one.")
-    return problems
-
-
 def _occupied(trainer: Trainer) -> str | None:
+    """Report a run in the folder of a TensorBoardLogger of the user; other runs have a new folder."""
+    if isinstance(trainer, RunTrainer) and trainer.run is not None:
+        return None
     if trainer.log_dir and (Path(trainer.log_dir) / "config.yaml").exists():
         return (
             f"{trainer.log_dir} already contains a run. Do not set --trainer.logger.version, choose another one, or "

@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from typing_extensions import override
 
 from vit_finetune import environment
-from vit_finetune.cli import preflight
+from vit_finetune.cli import preflight, run_dir
 from vit_finetune.data import ImageDataModule
 from vit_finetune.formatting import free_path
 from vit_finetune.model import memory
@@ -23,7 +23,7 @@ def extra_commands() -> list[str]:
     return ["doctor", *export, "check-data", "tune"]
 
 
-class ViTTrainer(Trainer):
+class ViTTrainer(run_dir.RunTrainer):
     """Lightning's Trainer, with all commands of this command line."""
 
     @override

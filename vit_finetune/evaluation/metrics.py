@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 import shlex
 from pathlib import Path
 
@@ -14,6 +15,13 @@ from torchmetrics.utilities import dim_zero_cat
 from typing_extensions import override
 
 from vit_finetune.errors import NonFiniteLossError
+
+
+def direction(metric: str) -> str | None:
+    """Return ``min`` for a loss, ``max`` for an accuracy, such as ``val/acc_top5``, and ``None`` for other metrics."""
+    words = set(re.split(r"[^a-z0-9]+", metric.lower()))
+    lower, higher = "loss" in words, bool(words & {"acc", "accuracy"})
+    return None if lower == higher else "min" if lower else "max"
 
 
 class MacroAccuracy(Metric):

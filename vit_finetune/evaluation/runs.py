@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import yaml
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
+from vit_finetune.evaluation.metrics import direction
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -137,7 +139,8 @@ def _flatten(options: dict[str, object], prefix: str = "") -> Iterator[tuple[str
 
 def _monitored(options: dict[str, Any]) -> tuple[str, str]:
     """Return the metric that selects the best checkpoint, and ``max`` or ``min``."""
-    return options.get("best_checkpoint.monitor") or "val/acc", options.get("best_checkpoint.mode", "max")
+    metric = options.get("best_checkpoint.monitor") or "val/acc"
+    return metric, options.get("best_checkpoint.mode") or direction(metric) or "max"
 
 
 def _results(points: dict[str, list[Point]], options: dict[str, object]) -> dict[str, object]:

@@ -8,6 +8,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from typing_extensions import override
 
+from vit_finetune.checkpoint import Checkpoint
 from vit_finetune.evaluation.metrics import direction
 
 
@@ -46,17 +47,19 @@ class BestCheckpoint(ModelCheckpoint):
             **kwargs,
         )
 
-    @property
-    @override
-    def state_key(self) -> str:
-        """The key of ModelCheckpoint, so that older checkpoints restore this callback."""
-        return super().state_key.replace(type(self).__qualname__, ModelCheckpoint.__qualname__, 1)
-
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
         # All processes have to agree on which files there are.
         self._files: list[str] = trainer.strategy.broadcast([p.name for p in Path(self.dirpath or "").glob("*.ckpt")])
+
+    @override
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: Checkpoint) -> None:
+        """Take over the state of the ModelCheckpoint that saved the best checkpoint in version 0.1."""
+        states = checkpoint["callbacks"]
+        older = self.state_key.replace(type(self).__qualname__, ModelCheckpoint.__qualname__, 1)
+        if older in states:
+            states.setdefault(self.state_key, states[older])
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

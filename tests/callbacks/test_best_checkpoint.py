@@ -66,7 +66,8 @@ def test_early_stopping_goes_the_right_way(folder_args: list[str], fails: Callab
     own = ["--trainer.callbacks+=ModelCheckpoint", "--trainer.callbacks.monitor=val/acc"]
     main(["fit", *folder_args, *own, "--experiment=own"])
     state = torch.load(only(Path("runs/own"), "last.ckpt"), weights_only=True)["callbacks"]
-    assert len([key for key in state if "'monitor': 'val/acc', 'mode': 'max'" in key]) == 1
+    kinds = [key.partition("{")[0] for key in state if "'monitor': 'val/acc', 'mode': 'max'" in key]
+    assert kinds == ["ModelCheckpoint", "BestCheckpoint"]
 
 
 def test_moved_run_goes_on_with_its_best_values(folder_args: list[str]) -> None:

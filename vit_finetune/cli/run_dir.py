@@ -121,11 +121,12 @@ class SaveConfig(SaveConfigCallback):
     that is refused: the options are saved when model, data and checkpoint fit together, and a new folder is deleted.
     """
 
+    _started = False
+
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         command = trainer.state.fn.value if trainer.state.fn else stage
         self._file = Path(trainer.log_dir or ".") / ("config.yaml" if command == "fit" else f"{command}.yaml")
-        self._started = False
 
     @override
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

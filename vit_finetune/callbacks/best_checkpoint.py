@@ -62,7 +62,7 @@ class BestCheckpoint(ModelCheckpoint):
             states.setdefault(self.state_key, states[older])
 
     @override
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: Checkpoint) -> None:
         """Restore the best values; if the run folder has moved, for the files that have moved with it."""
         if state_dict["dirpath"] != self.dirpath:
             best, scores = self._moved(state_dict["best_model_path"]), state_dict["best_k_models"]

@@ -146,8 +146,8 @@ class ViTCLI(LightningCLI):
         if all(mode in (None, callback.get("init_args.mode")) for mode, callback in zip(modes, given, strict=True)):
             return
         args = self._args if isinstance(self._args, list) else None
-        typed = self.parser.parse_args(args, defaults=False)[self.config["subcommand"]]
-        for mode, callback, options in zip(modes, given, _as_list(typed.trainer.callbacks), strict=True):
+        typed = self.parser.parse_args(args, defaults=False).get(f"{self.subcommand}.trainer.callbacks")
+        for mode, callback, options in zip(modes, given, _as_list(typed), strict=False):
             if mode and options.get("init_args.mode") is None and "mode" in callback.init_args:
                 callback.init_args.mode = mode
 

@@ -83,6 +83,6 @@ class CheckMonitors(Callback):
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        names: list[str] | None = getattr(trainer.datamodule, "class_names", None)  # type: ignore[attr-defined]
+        names: list[str] | None = getattr(getattr(trainer, "datamodule", None), "class_names", None)
         if names is not None:
             raise_problems(problems(trainer, pl_module, len(names)))

@@ -1,9 +1,9 @@
 """Checkpoints and run folders: ``runs/<experiment>/version_N/{config.yaml, checkpoints/, events...}``."""
 
 import os
-import pickle
 import sys
 import tempfile
+import zipfile
 from collections.abc import MutableMapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,8 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from typing_extensions import override
 
+from vit_finetune.errors import unreadable
+
 Checkpoint = dict[str, Any]
 """Contents of a checkpoint file: weights, hyperparameters, loops, and what callbacks add."""
 
@@ -24,34 +26,21 @@ def read_header(path: Path) -> Checkpoint:
     """Read a checkpoint; its tensors are memory-mapped, not copied.
 
     Raises:
-        MisconfigurationException: The file is not a Lightning checkpoint.
+        MisconfigurationException: The file is not a Lightning checkpoint, or would run code.
     """
+    # A sharded checkpoint is a folder; its hyperparameters are in meta.pt.
+    file = path / "meta.pt" if path.is_dir() else path
     try:
-        # A sharded checkpoint is a folder; its hyperparameters are in meta.pt.
-        file = path / "meta.pt" if path.is_dir() else path
-        checkpoint = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else "the file is empty"
-        raise MisconfigurationException(f"--ckpt_path {path} is damaged or not a checkpoint: {reason}") from error
-    if not isinstance(checkpoint, dict) or "pytorch-lightning_version" not in checkpoint:
+        checkpoint = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
+    except Exception as error:  # torch raises all kinds of errors on files that are not checkpoints
+        raise MisconfigurationException(f"--ckpt_path {path} {unreadable(error)}") from error
+    if not isinstance(checkpoint, dict):
+        raise MisconfigurationException(f"--ckpt_path {path} is not a checkpoint: it contains a {type(checkpoint)}.")
+    if "pytorch-lightning_version" not in checkpoint:
         raise MisconfigurationException(
             f"--ckpt_path {path} contains only weights. To start a new run from them: fit --model.weights {path}"
         )
     return checkpoint
-
-
-def option_defaults(checkpoint: Checkpoint) -> tuple[dict[str, object], dict[str, object] | None]:
-    """Return the options that a checkpoint was trained with.
-
-    Returns:
-        The options of the model as ``{"model.lr": ...}``, and those of the data as ``{"class_path": ..., "init_args":
-        ...}`` if the run was started from the command line, otherwise ``None``.
-    """
-    model = {f"model.{key}": value for key, value in public_items(checkpoint.get("hyper_parameters", {})).items()}
-    data = checkpoint.get("datamodule_hyper_parameters", {})
-    if "_class_path" not in data:  # written by LightningCLI
-        return model, None
-    return model, {"class_path": data["_class_path"], "init_args": public_items(data)}
 
 
 def public_items(hparams: MutableMapping[str, Any]) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Exceptions of this project, and checks that name the option, its value and what is allowed."""
 
+import re
 from collections.abc import Iterable
 
 from lightning.fabric.utilities.exceptions import MisconfigurationException
@@ -53,3 +54,19 @@ def raise_problems(problems: Iterable[str | None]) -> None:
     if found:
         listed = "".join(f"\n  {number}. {problem}" for number, problem in enumerate(found, 1))
         raise MisconfigurationException(f"Found {len(found)} problems:{listed}")
+
+
+def unreadable(error: Exception) -> str:
+    """Return why ``torch.load`` refuses a file, to follow its name; without PyTorch's hints at unsafe loading.
+
+    Args:
+        error: Raised by ``torch.load(weights_only=True)``, or by timm on top of it.
+    """
+    text = str(error.__cause__ or error)
+    # The part of PyTorch's messages that names what a pickle imports; an object of any class is made by a call.
+    if called := re.search(r"GLOBAL (\S+)|but got <class '(\S+)'>|unrecognized function (\S+)", text):
+        name = next(filter(None, called.groups()))
+        return f"is refused: loading it would call {name}. A file may contain only tensors and plain values."
+    if isinstance(error, (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)):
+        return f"cannot be read: {error.strerror or 'no such file'}."
+    return "is damaged or not a checkpoint (incomplete, or not written by torch.save or safetensors)."

@@ -27,6 +27,7 @@ Swap the network for any module from normalized images ``(B, 3, H, W)`` to logit
             return timm.create_model("resnet18", pretrained=pretrained, num_classes=len(self.class_names))
 """
 
+import inspect
 import math
 import os
 from collections.abc import Mapping
@@ -41,10 +42,10 @@ from lightning.pytorch.plugins.precision import FSDPPrecision, MixedPrecision
 from lightning.pytorch.strategies import FSDPStrategy
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
-from typing_extensions import override
+from typing_extensions import Self, override
 
 import vit_finetune
-from vit_finetune.checkpoint import Checkpoint, begin_next_epoch, make_plain, read_header
+from vit_finetune.checkpoint import Checkpoint, begin_next_epoch, make_plain, public_items, read_header
 from vit_finetune.data import position
 from vit_finetune.data.datasets import Batch
 from vit_finetune.evaluation import calibration
@@ -164,9 +165,35 @@ class ViTClassifier(LightningModule):
         Raises:
             MisconfigurationException: The checkpoint does not exist or cannot be read.
         """
-        path = find(source, Path(runs))
-        read_header(path)  # raises a readable error for a damaged file
-        return cls.load_from_checkpoint(path, map_location="cpu", weights_only=True).eval()
+        return cls.from_checkpoint(find(source, Path(runs))).eval()
+
+    @classmethod
+    def from_checkpoint(cls, path: Path, **options: object) -> Self:
+        """Load a checkpoint on the CPU, also one of another version.
+
+        Lightning's ``load_from_checkpoint`` imports what the file names and fails if this class has lost an option.
+
+        Args:
+            path: The checkpoint.
+            options: Override those of the checkpoint.
+
+        Raises:
+            MisconfigurationException: The checkpoint cannot be read.
+        """
+        checkpoint = read_header(path)
+        if path.is_dir():
+            raise MisconfigurationException(
+                f"{path} is a sharded checkpoint. Consolidate it first: python -m vit_finetune.checkpoint {path}"
+            )
+        stored, known = public_items(checkpoint.get("hyper_parameters", {})), inspect.signature(cls).parameters
+        takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values())
+        if unknown := [] if takes_all else [f"{name}={stored.pop(name)!r}" for name in [*stored] if name not in known]:
+            rank_zero_warn(f"{path} was trained with options that are left out: {', '.join(unknown)}.")
+        model = cls(**{**stored, **options})
+        model.configure_model()
+        model.on_load_checkpoint(checkpoint)
+        model.load_state_dict(checkpoint["state_dict"])
+        return model
 
     # The network
 

@@ -12,6 +12,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 from vit_finetune.cli.main import report_errors
 from vit_finetune.cli.parser import ReadableParser
+from vit_finetune.cli.paths import expand
 
 SUMMARY = "Run configurations side by side and report time, memory and accuracy."
 FOLDER = Path("runs") / "benchmark"
@@ -21,7 +22,7 @@ def parser() -> ReadableParser:
     """Return the parser of the command."""
     options = ReadableParser(prog="vit-finetune benchmark", description=SUMMARY, allow_abbrev=False)
     options.add_argument(
-        "--suite", type=Path, help="Run the variants of a suite file, such as configs/benchmark/quick.yaml."
+        "--suite", type=_suite_path, help="Run the variants of a suite file, such as configs/benchmark/quick.yaml."
     )
     options.add_argument(
         "--frameworks",
@@ -30,11 +31,19 @@ def parser() -> ReadableParser:
     )
     options.add_argument(
         "--output",
-        type=Path,
+        type=_output_path,
         help="Folder for the results; an interrupted suite is resumed from there. Default: runs/benchmark/ followed by "
         "the name of the suite, or frameworks.",
     )
     return options
+
+
+def _suite_path(value: str) -> Path:
+    return Path(expand(value, "--suite"))
+
+
+def _output_path(value: str) -> Path:
+    return Path(expand(value, "--output"))
 
 
 def main(args: list[str]) -> None:

@@ -10,10 +10,13 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.cli import ArgsType
 from typing_extensions import override
 
+from vit_finetune.cli.parser import SAVED
+from vit_finetune.cli.paths import PREFIX, command_name, expand
 from vit_finetune.evaluation.find_checkpoint import KEYWORDS, RUNS, modified, newest
 
 RESTART_COUNTS = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
 """Variables in which torchrun and SLURM count how often they restarted this job."""
+PEEKED = ("ckpt_path", "experiment", "trainer.default_root_dir")
 
 
 def resolve(value: str, runs: Path, experiment: str | None) -> Path | None:
@@ -65,15 +68,33 @@ def peek(args: ArgsType) -> argparse.Namespace:
     """Read the options that select a checkpoint, before the parser runs, whose defaults come from that checkpoint.
 
     Returns:
-        ``ckpt_path``, ``experiment``, ``default_root_dir`` and the list ``config``. Later arguments override earlier
-        ones, config files included, as in the parser itself.
+        ``ckpt_path``, ``experiment``, ``default_root_dir``, ``data`` (the class), the list ``config``, and ``names``,
+        the set of options that are given. Later arguments override earlier ones, config files included, and all of
+        them environment variables, as in the parser itself.
+
+    Raises:
+        MisconfigurationException: A path contains a variable that is not set.
     """
+    given = args if isinstance(args, list) else []
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--ckpt_path")
-    parser.add_argument("--experiment")
-    parser.add_argument("--trainer.default_root_dir", dest="default_root_dir", default=RUNS)
+    for name in PEEKED:
+        parser.add_argument(f"--{name}", dest=name.rpartition(".")[2])
+    parser.add_argument("--data", "--data.class_path", dest="data")
     parser.add_argument("-c", "--config", action=_ConfigFile, default=[])
-    return parser.parse_known_args(args if isinstance(args, list) else [])[0]
+    parser.set_defaults(default_root_dir=RUNS, names=set())
+    options, others = parser.parse_known_args([*_environment(given), *given])
+    options.names |= {other[2:].partition("=")[0].replace(".init_args", "") for other in others if other[:2] == "--"}
+    for name in ("ckpt_path", "trainer.default_root_dir"):
+        attribute = name.rpartition(".")[2]
+        value = getattr(options, attribute)
+        setattr(options, attribute, expand(value, f"--{name}") if value else value)
+    return options
+
+
+def _environment(args: list[str]) -> list[str]:
+    """Return the options that are set by environment variables as arguments."""
+    names = {name: f"{PREFIX}_{command_name(args)}__{name.replace('.', '__').upper()}" for name in ("config", *PEEKED)}
+    return [f"--{name}={os.environ[variable]}" for name, variable in names.items() if variable in os.environ]
 
 
 class _ConfigFile(argparse.Action):
@@ -89,22 +110,37 @@ class _ConfigFile(argparse.Action):
     ) -> None:
         namespace.config = [*namespace.config, values]
         options = _read(values)
-        trainer = options.get("trainer")
-        for section in (options, trainer if isinstance(trainer, dict) else {}):
-            for name in ("ckpt_path", "experiment", "default_root_dir"):
-                setattr(namespace, name, section.get(name, getattr(namespace, name)))
+        for name in PEEKED:
+            attribute = name.rpartition(".")[2]
+            setattr(namespace, attribute, options.get(name, getattr(namespace, attribute)))
+        namespace.data = options.get("data.class_path") or options.get("data") or namespace.data
+        namespace.names |= options.keys()
 
 
-def _read(path: str) -> dict[str, Any]:
-    """Return the options of a config file, none if it cannot be read; the parser will report it."""
+def _read(path: str) -> dict[str, object]:
+    """Return the options of a config file by name, none if it cannot be read; the parser will report it."""
     try:
-        options = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        text = Path(path).read_text(encoding="utf-8")
+        options = yaml.safe_load(text)
     except (OSError, ValueError, yaml.YAMLError):
         return {}
-    return options if isinstance(options, dict) else {}
+    flat: dict[str, object] = {}
+    for name, value in options.items() if isinstance(options, dict) else ():
+        nested = value if isinstance(value, dict) else {}
+        for section in (nested, nested.get("init_args")):
+            flat |= {f"{name}.{key}": item for key, item in section.items()} if isinstance(section, dict) else {}
+        flat |= {} if nested else {name: value}
+    return {name: value for name, value in flat.items() if value is not None or not text.startswith(SAVED)}
 
 
 def experiment_name(options: Any) -> str | None:
-    """Return ``--experiment`` or the name of the first ``--config`` file, ``None`` if neither is given."""
+    """Return ``--experiment`` or the name of the first ``--config`` file, ``None`` if neither is given.
+
+    A file that a run has saved, ``runs/<experiment>/version_N/config.yaml``, has the name of its experiment.
+    """
     named: str | None = options.experiment
-    return named or (Path(str(options.config[0])).stem if options.config else None)
+    if named or not options.config:
+        return named
+    file = Path(str(options.config[0]))
+    folder = file.absolute().parent
+    return folder.parent.name if folder.name.startswith("version_") else file.stem

@@ -17,11 +17,13 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from typing_extensions import override
 
 from vit_finetune import callbacks, environment
-from vit_finetune.checkpoint import AtomicCheckpointIO, option_defaults, read_header
+from vit_finetune.checkpoint import AtomicCheckpointIO, read_header
 from vit_finetune.cli import launch, preflight
+from vit_finetune.cli.checkpoint_options import StoredOptions
 from vit_finetune.cli.ckpt_path import experiment_name, peek, resolve
 from vit_finetune.cli.monitors import CheckMonitors
-from vit_finetune.cli.parser import refuse_undecodable
+from vit_finetune.cli.parser import note_defaults, refuse_undecodable
+from vit_finetune.cli.paths import expand_config_files, expand_options
 from vit_finetune.cli.run_dir import RunFolder, RunLogger, RunTrainer, SilentLogger, start_run
 from vit_finetune.cli.subcommands import extra_commands
 from vit_finetune.evaluation.find_checkpoint import describe
@@ -89,11 +91,14 @@ class ViTCLI(LightningCLI):
         self.checkpoint_path: Path | None = None
         self._args = args
         self.command_parsers["predict"].add_class_arguments(callbacks.PredictionWriter, "predictions")
-        typed: Any = peek(args if args is not None else sys.argv[1:])
+        note_defaults(self.command_parsers.values())
         refuse_undecodable(args if args is not None else sys.argv[1:])
+        if args is None or isinstance(args, list):
+            args = expand_config_files(sys.argv[1:] if args is None else args)
+        typed: Any = peek(args)
         if not typed.ckpt_path:
-            super().parse_arguments(parser, args)
-            typed = self._options  # a config file or the environment may name a checkpoint
+            self._parse(args)
+            typed = self._options  # a config file of the whole command line may name a checkpoint
         if typed.ckpt_path:
             self._parse_with_checkpoint(typed, args)
         command = self.config["subcommand"]
@@ -104,19 +109,30 @@ class ViTCLI(LightningCLI):
         runs = Path(typed.trainer.default_root_dir if "trainer" in typed else typed.default_root_dir)
         self.checkpoint_path = resolve(typed.ckpt_path, runs, experiment_name(typed))
         if self.checkpoint_path is None:
-            super().parse_arguments(self.parser, args)
+            self._parse(args)
             self._options.ckpt_path = None
             return
-        model, data = option_defaults(read_header(self.checkpoint_path))
-        self._set_defaults(model | ({"data": data} if data else {}))
-        super().parse_arguments(self.parser, args)
-        if data and self._options.data.class_path != data["class_path"]:
-            self._set_defaults({"data": DEFAULT_DATA})  # another class: options of the old one must not carry over
-            super().parse_arguments(self.parser, args)
+        stored = StoredOptions(self.checkpoint_path, read_header(self.checkpoint_path))
+        self._set_defaults(stored.model)
+        if not typed.data:
+            stored.require_data_class()
+        if stored.importable:
+            self._set_defaults({"data": stored.data()})
+        self._parse(args)
+        same_data = self._options.data.class_path == stored.data_class
+        if stored.data_class and same_data != stored.importable:
+            # Another class must not take over these options; a class from elsewhere may, now that the user named it.
+            self._set_defaults({"data": stored.data() if same_data else DEFAULT_DATA})
+            self._parse(args)
+        stored.report(self.config["subcommand"], getattr(typed, "names", ()), same_data)
         self._options.ckpt_path = str(self.checkpoint_path)
         rank_zero_info(f"checkpoint: {describe(self.checkpoint_path)}")
 
-    def _set_defaults(self, defaults: dict[str, Any]) -> None:
+    def _parse(self, args: ArgsType) -> None:
+        super().parse_arguments(self.parser, args)
+        expand_options(self._options)
+
+    def _set_defaults(self, defaults: dict[str, object]) -> None:
         for parser in self.command_parsers.values():
             parser.set_defaults(defaults)
 

@@ -1,17 +1,21 @@
-"""Readable messages for a mistyped option, class or value."""
+"""Readable messages for a mistyped option, class or value; saved configs for every command."""
 
+import argparse
 import difflib
 import re
 from collections.abc import Iterable
 from typing import Any, Literal, NoReturn, Union, get_args, get_origin
 
-from jsonargparse import ArgumentError, ArgumentParser
+import yaml
+from jsonargparse import ArgumentError, ArgumentParser, Namespace, get_loader
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser
 from typing_extensions import override
 
 from vit_finetune.data import ImageDataModule
 
+SAVED = "# lightning.pytorch=="
+"""First characters of a config file with all options of a command: saved by a run, or printed by --print_config."""
 EXPECTED = {bool: "true or false", type(None): "null"}
 # The parts of jsonargparse's messages that are used; where they are missing, its own text is printed.
 UNKNOWN = re.compile(r"(?:unrecognized arguments: --|(?:Group '([\w.]+)' does not accept )?option ')([\w.]+)", re.I)
@@ -22,6 +26,31 @@ VALUE = re.compile(r"(?:Given|Got) value: (.*)")
 class ReadableParser(LightningArgumentParser):
     """Parser that reports the wrong option or value, what is expected, and what was probably meant."""
 
+    foreign: frozenset[str] = frozenset()
+    """Options of other commands, which are ignored in their saved configs."""
+    unset: frozenset[str] = frozenset()
+    """Options whose built-in default is null: in a saved config such a null was not given by anyone."""
+
+    @override
+    def parse_string(self, content: str, *args: Any, **kwargs: Any) -> Namespace:
+        """Parse a config file; one that was saved by this or another command sets only what was given.
+
+        It holds every option of its command. Its nulls must hide neither an earlier config nor a checkpoint.
+        """
+        if content.startswith(SAVED):
+            options = get_loader("yaml")(content)
+            content = yaml.safe_dump(self._given(options), sort_keys=False, allow_unicode=True)
+        parsed: Namespace = super().parse_string(content, *args, **kwargs)
+        return parsed
+
+    def _given(self, options: dict[str, object]) -> dict[str, object]:
+        def said(values: dict[str, object], parent: str) -> dict[str, object]:
+            nulls = {name for name, value in values.items() if value is None and parent + name in self.unset}
+            return {name: value for name, value in values.items() if name not in nulls}
+
+        own = {name: value for name, value in said(options, "").items() if name not in self.foreign}
+        return {name: said(value, f"{name}.") if isinstance(value, dict) else value for name, value in own.items()}
+
     @override
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         if not self.exit_on_error:
@@ -29,6 +58,15 @@ class ReadableParser(LightningArgumentParser):
         parser = getattr(ex, "subcommand_parser", None) or self
         prog = parser.prog.replace(" [options]", "")
         raise MisconfigurationException(f"{explain(parser, message)} All options: {prog} --help")
+
+
+def note_defaults(parsers: Iterable[LightningArgumentParser]) -> None:
+    """Tell the parser of each command which options are those of others, and which are null if nobody sets them."""
+    options = {parser: options_of(parser) for parser in parsers if isinstance(parser, ReadableParser)}
+    everything = {name.partition(".")[0] for own in options.values() for name in own}
+    for parser, own in options.items():
+        parser.foreign = frozenset(everything - {name.partition(".")[0] for name in own})
+        parser.unset = frozenset(name for name, action in own.items() if action.default is None)
 
 
 def refuse_undecodable(args: ArgsType) -> None:
@@ -96,23 +134,35 @@ def _listed(options: list[str]) -> str:
     return f" Options with this prefix: {', '.join(options)}." if options else ""
 
 
-def _option_types(parser: ArgumentParser) -> dict[str, object]:
+def options_of(parser: ArgumentParser) -> dict[str, argparse.Action]:
+    """Return the options of a parser by name."""
+    return {action.dest: action for action in parser._actions}  # private: there is no public list of options
+
+
+def option_types(parser: ArgumentParser) -> dict[str, object]:
     """Return the type of each option of a parser by name."""
-    # Private: neither argparse nor jsonargparse has a public list of options, or of their types.
-    return {action.dest: getattr(action, "_typehint", None) or action.type for action in parser._actions}
+    return {
+        name: getattr(action, "_typehint", None) or action.type  # private: there is no public way to a type
+        for name, action in options_of(parser).items()
+    }
 
 
 def _known_options(parser: ArgumentParser) -> dict[str, object]:
-    options = _option_types(parser)
+    options = option_types(parser)
     for dataset in _datasets().values():
         options = _dataset_types(dataset) | options
     return options
 
 
 def _dataset_types(dataset: type) -> dict[str, object]:
-    parser = ArgumentParser()
-    parser.add_class_arguments(dataset, "data", as_group=False)
-    return {key: kind for key, kind in _option_types(parser).items() if key.startswith("data.")}
+    return {f"data.{name}": kind for name, kind in class_option_types(dataset).items()}
+
+
+def class_option_types(cls: type) -> dict[str, object]:
+    """Return the type of each option of a class by name."""
+    parser = ArgumentParser(add_help=False)
+    parser.add_class_arguments(cls, "x", as_group=False)
+    return {key[2:]: kind for key, kind in option_types(parser).items() if key.startswith("x.")}
 
 
 def _datasets(base: type = ImageDataModule) -> dict[str, type]:

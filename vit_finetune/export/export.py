@@ -97,7 +97,7 @@ def load(checkpoint: Path, configured: ViTClassifier) -> ViTClassifier:
             "was fitted with it is kept."
         )
     options = public_items(configured.hparams) | {"compile": False, "grad_checkpointing": False, "tta": None}
-    return type(configured).load_from_checkpoint(checkpoint, map_location="cpu", weights_only=True, **options)
+    return type(configured).from_checkpoint(checkpoint, **options)
 
 
 def build_metadata(

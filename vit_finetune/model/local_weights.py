@@ -11,6 +11,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch import Tensor, nn
 
 from vit_finetune.checkpoint import read_header
+from vit_finetune.errors import unreadable
 from vit_finetune.model import lora, pretrained
 from vit_finetune.model.vit import head_names
 
@@ -24,16 +25,17 @@ def load(net: nn.Module, path: str) -> None:
     Raises:
         MisconfigurationException: The file cannot be read or belongs to another architecture.
     """
+    source = f"--model.weights {path}"
     try:
         state = timm.models.load_state_dict(str(pretrained.PATH) if path == pretrained.BUNDLED else path)
     except Exception as error:  # the readers raise all kinds of errors on files that are not weights
-        raise MisconfigurationException(f"--model.weights {path} cannot be read as weights: {error}") from error
+        raise MisconfigurationException(f"{source} cannot be read as weights: it {unreadable(error)}") from error
     prefix, position = "net.", None
     if any(key.startswith(prefix) for key in state):
         state = {key[len(prefix) :]: value for key, value in state.items() if key.startswith(prefix)}
         state = lora.merge_state(state)
         position = _resample_position(net, state, Path(path))
-    _load(net, state, f"--model.weights {path}", position)
+    _load(net, state, source, position)
 
 
 def _resample_position(net: Any, state: dict[str, Tensor], checkpoint: Path) -> Tensor | None:

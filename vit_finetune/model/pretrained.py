@@ -7,6 +7,8 @@ import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from torch import nn
 
+from vit_finetune.errors import unreadable
+
 BUNDLED = "embedded"  # value of --model.weights
 PATH = Path(__file__).parent / "weights" / "contours.safetensors"
 
@@ -51,7 +53,7 @@ def strip(checkpoint: Path, target: Path) -> None:
         content = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
         preprocessing = content["vit_finetune"]["preprocessing"]
     except Exception as error:  # torch raises all kinds of errors on files that are not checkpoints
-        raise MisconfigurationException(f"{checkpoint} is not a checkpoint of this project: {error}") from error
+        raise MisconfigurationException(f"{checkpoint} {unreadable(error)}") from error
     tensors = {
         key.removeprefix("net."): value.half().contiguous()
         for key, value in content["state_dict"].items()

@@ -12,7 +12,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 from vit_finetune.cli.main import report_errors
 from vit_finetune.cli.parser import ReadableParser
-from vit_finetune.cli.paths import expand
+from vit_finetune.cli.paths import expand_options
 
 SUMMARY = "Run configurations side by side and report time, memory and accuracy."
 FOLDER = Path("runs") / "benchmark"
@@ -22,7 +22,7 @@ def parser() -> ReadableParser:
     """Return the parser of the command."""
     options = ReadableParser(prog="vit-finetune benchmark", description=SUMMARY, allow_abbrev=False)
     options.add_argument(
-        "--suite", type=_suite_path, help="Run the variants of a suite file, such as configs/benchmark/quick.yaml."
+        "--suite", type=Path, help="Run the variants of a suite file, such as configs/benchmark/quick.yaml."
     )
     options.add_argument(
         "--frameworks",
@@ -31,19 +31,11 @@ def parser() -> ReadableParser:
     )
     options.add_argument(
         "--output",
-        type=_output_path,
+        type=Path,
         help="Folder for the results; an interrupted suite is resumed from there. Default: runs/benchmark/ followed by "
         "the name of the suite, or frameworks.",
     )
     return options
-
-
-def _suite_path(value: str) -> Path:
-    return Path(expand(value, "--suite"))
-
-
-def _output_path(value: str) -> Path:
-    return Path(expand(value, "--output"))
 
 
 def main(args: list[str]) -> None:
@@ -57,6 +49,7 @@ def main(args: list[str]) -> None:
     """
     with report_errors():
         options = parser().parse_args(args)
+        expand_options(options)
         if options.frameworks == bool(options.suite):
             raise MisconfigurationException(
                 "benchmark needs either --suite FILE, such as configs/benchmark/quick.yaml, or --frameworks."

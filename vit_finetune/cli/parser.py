@@ -4,6 +4,7 @@ import argparse
 import difflib
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any, Literal, NoReturn, Union, get_args, get_origin
 
 import yaml
@@ -38,8 +39,9 @@ class ReadableParser(LightningArgumentParser):
         It holds every option of its command. Its nulls must hide neither an earlier config nor a checkpoint.
         """
         if content.startswith(SAVED):
-            options = get_loader("yaml")(content)
-            content = yaml.safe_dump(self._given(options), sort_keys=False, allow_unicode=True)
+            with suppress(yaml.YAMLError, AttributeError):  # edited by hand, and not valid: reported below
+                options = self._given(get_loader("yaml")(content))
+                content = yaml.safe_dump(options, sort_keys=False, allow_unicode=True)
         parsed: Namespace = super().parse_string(content, *args, **kwargs)
         return parsed
 

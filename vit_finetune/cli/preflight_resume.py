@@ -4,8 +4,9 @@ from pathlib import Path
 
 from lightning.pytorch import Trainer
 
-from vit_finetune.checkpoint import KEYWORDS, Checkpoint, epochs_done, read_header
+from vit_finetune.checkpoint import Checkpoint, epochs_done, read_header
 from vit_finetune.data import ImageDataModule, position
+from vit_finetune.evaluation.find_checkpoint import KEYWORDS
 from vit_finetune.model import memory
 from vit_finetune.module import ViTClassifier
 

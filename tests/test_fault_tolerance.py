@@ -247,12 +247,14 @@ def test_processes_agree_on_a_signal_within_ten_batches(accumulate: int, tmp_pat
     assert max(gaps) <= max(10, accumulate) and len(agreed) <= 120 // 5
 
 
-def start(options: list[str], folder: Path, launcher: tuple[str, ...] = ()) -> subprocess.Popen[str]:
-    """Start the command in a new process, or with torchrun and these options."""
+def start(
+    options: list[str], folder: Path, launcher: tuple[str, ...] = (), variables: dict[str, str] | None = None
+) -> subprocess.Popen[str]:
+    """Start the command in a new process, or with torchrun and these options, and with these variables."""
     environment = {
         k: v for k, v in os.environ.items() if not k.startswith(("PL_", "MASTER_", "LOCAL_RANK", "NODE_RANK"))
     }
-    environment |= {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+    environment |= {"PYTHONPATH": f"{REPOSITORY}:{folder}", "OMP_NUM_THREADS": "1", **(variables or {})}
     return subprocess.Popen(
         [
             sys.executable,

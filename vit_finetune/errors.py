@@ -18,6 +18,10 @@ class NonFiniteLossError(RuntimeError):
     """The loss became NaN or inf; the message names the step and what may help."""
 
 
+class ProcessFailedError(RuntimeError):
+    """Another process of the run failed; the message names it."""
+
+
 class ExportMismatchError(RuntimeError):
     """The predictions of an exported file differ from those of its checkpoint."""
 

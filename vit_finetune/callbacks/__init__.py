@@ -1,7 +1,7 @@
 """Callbacks of every run, and optional ones."""
 
 from vit_finetune.callbacks.best_checkpoint import BestCheckpoint
-from vit_finetune.callbacks.model_summary import ModelSummary
+from vit_finetune.callbacks.model_summary import NetworkSummary
 from vit_finetune.callbacks.prediction_writer import PredictionWriter
 from vit_finetune.callbacks.progress import LineProgressBar, progress_bar
 from vit_finetune.callbacks.projector import Projector
@@ -16,7 +16,7 @@ __all__ = [
     "BestCheckpoint",
     "LineProgressBar",
     "MemoryForecast",
-    "ModelSummary",
+    "NetworkSummary",
     "PredictionWriter",
     "Projector",
     "ResumeCheckpoint",

@@ -1,17 +1,17 @@
 """Summary of the model that a run prints before it trains."""
 
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import ModelSummary as LightningModelSummary
+from lightning.pytorch.callbacks import ModelSummary
 from lightning.pytorch.utilities.model_summary import get_human_readable_count
 from typing_extensions import override
 
 from vit_finetune.module import ViTClassifier
 
 
-class ModelSummary(LightningModelSummary):
+class NetworkSummary(ModelSummary):
     """Print name, input, parameters and forward FLOPs of the network in two lines.
 
-    Lightning's table has a row for each metric, and no FLOPs, for which it would need an example batch. Here everything
+    Lightning's ``ModelSummary``, a table, has a row for each metric, and no FLOPs, for which it would need an example batch. Here everything
     is computed on the meta device, so the numbers are those of the whole network under every strategy.
     """
 

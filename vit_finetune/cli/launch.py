@@ -1,12 +1,27 @@
-"""Checks of how the processes of a run are started: SLURM, notebooks, restarts by torchrun, sharded checkpoints."""
+"""Processes of a run: how they are started (SLURM, notebooks, torchrun), and that they end together."""
 
 import os
+import signal
+import subprocess
 import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import torch.distributed as dist
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
+from torch.distributed.elastic.utils.distributed import get_free_port
+
+from vit_finetune.errors import ProcessFailedError
+
+LAUNCHER = "VIT_FINETUNE_LAUNCHER_PID"  # environment variable of the processes that the first one of a run starts
+GRACE = 10.0  # seconds in which the other processes end by themselves after the first one
+FAILING = 3.0  # seconds in which a process whose connection broke has ended
+LOST_CONNECTION = (RuntimeError, dist.DistError, dist.DistBackendError, dist.DistNetworkError, dist.DistStoreError)
 
 
 def check_slurm(devices: int | str | list[int], nodes: int) -> None:
@@ -72,3 +87,82 @@ def use_new_port_after_restart() -> None:
     if attempt and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"
         os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + attempt)
+
+
+# The processes that Lightning starts end together
+
+
+def exit_with_launcher() -> None:
+    """In a process that the first one of a run has started: exit if that one has ended, however it ended."""
+    launcher = os.environ.get(LAUNCHER)
+    if launcher and os.environ.get("LOCAL_RANK", "0") != "0":
+        threading.Thread(target=_wait_for_end_of, args=(int(launcher),), daemon=True).start()
+
+
+def _wait_for_end_of(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)  # not sys.exit: the main thread may wait for the process that has ended
+
+
+@contextmanager
+def end_together(trainer: Trainer) -> Iterator[None]:
+    """End the processes that Lightning starts in this block with this one.
+
+    After an error they are killed, since they would wait for this process for half an hour; otherwise they may finish.
+    The other direction, a process that ends before this one, is observed by Lightning's launcher.
+
+    Raises:
+        ProcessFailedError: The connection to another process broke because that one failed.
+    """
+    if "LOCAL_RANK" not in os.environ:  # this process is the first one of a run
+        os.environ[LAUNCHER] = str(os.getpid())
+    try:
+        yield
+    except BaseException as error:
+        # Only these types, not those derived from them: all other errors have reasons of their own.
+        if type(error) in LOST_CONNECTION and (reason := _failure(_started(trainer))):
+            raise ProcessFailedError(reason) from error
+        if not isinstance(error, SystemExit):  # of a signal, on which all processes have agreed
+            _kill(_started(trainer))
+        raise
+    finally:
+        os.environ.pop(LAUNCHER, None)
+        for process in _started(trainer):
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(GRACE)
+        _kill(_started(trainer))
+
+
+def _started(trainer: Trainer) -> list[subprocess.Popen[bytes]]:
+    """Return the processes that the launcher of a Trainer has started."""
+    processes = getattr(trainer.strategy.launcher, "procs", ())  # of another type if they were spawned or forked
+    return [process for process in processes if isinstance(process, subprocess.Popen)]
+
+
+def _kill(processes: list[subprocess.Popen[bytes]]) -> None:
+    for process in processes:
+        process.kill()
+
+
+def _failure(processes: list[subprocess.Popen[bytes]]) -> str | None:
+    """Return which process failed, ``None`` if all of them are still running after some seconds."""
+    deadline = time.monotonic() + FAILING
+    while processes and time.monotonic() < deadline:
+        for rank, process in enumerate(processes, 1):
+            if code := process.poll():
+                end = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"failed with exit code {code}"
+                return f"Process {rank} of the run {end}; its own message is above. All other processes were ended."
+        time.sleep(0.1)
+    return None
+
+
+def port_problem(error: dist.DistNetworkError) -> str | None:
+    """Return the message for a port at which the processes cannot meet, ``None`` for other errors."""
+    if "failed to listen" not in str(error):
+        return None
+    port, reason = os.environ.get("MASTER_PORT"), "in use" if "EADDRINUSE" in str(error) else "not available"
+    return (
+        f"MASTER_PORT {port}, at which the processes of the run meet, is {reason}, perhaps by another run. Set a free "
+        f"one, such as MASTER_PORT={get_free_port()}, or on a single machine leave MASTER_PORT unset."
+    )

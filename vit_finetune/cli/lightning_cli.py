@@ -9,7 +9,7 @@ import torch
 from jsonargparse import Namespace
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, Trainer
-from lightning.pytorch.callbacks import ProgressBar
+from lightning.pytorch.callbacks import ModelSummary, ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.plugins.io import CheckpointIO
@@ -188,16 +188,18 @@ class ViTCLI(LightningCLI):
         if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
             kwargs["plugins"] = [*plugins, AtomicCheckpointIO()]
         kwargs["callbacks"] = [*_as_list(given.callbacks), *self._own_callbacks(options)]
-        kwargs["enable_model_summary"] = False  # callbacks.ModelSummary replaces it
+        kwargs["enable_model_summary"] = False  # callbacks.NetworkSummary replaces it
         try:
             trainer = super().instantiate_trainer(**kwargs)
         except MisconfigurationException as error:
             if "interactive" in str(error):  # the strategy cannot start its processes from a notebook
                 raise launch.notebook_error(str(self.subcommand)) from error
             raise
-        except (ValueError, TypeError) as error:  # Lightning's checks of accelerator, devices, strategy and so on
-            needs_gpu = "requires a GPU" in str(error)
+        # Lightning's checks of accelerator, devices, strategy, callbacks and so on.
+        except (ValueError, TypeError, RuntimeError) as error:
+            needs_gpu, twice = "requires a GPU" in str(error), "more than one stateful callback" in str(error)
             hint = " On a CPU FSDP2 works: --config configs/strategy/fsdp2.yaml." if needs_gpu else ""
+            hint = " Remove one of them: --best_checkpoint and --trainer.max_time each add one." if twice else hint
             raise MisconfigurationException(f"{error}{hint}") from error
         chosen = any(isinstance(logger, TensorBoardLogger) for logger in _as_list(given.logger)[:1])
         if isinstance(trainer, RunTrainer) and not given.fast_dev_run and not chosen:
@@ -207,18 +209,19 @@ class ViTCLI(LightningCLI):
     def _own_callbacks(self, options: Namespace) -> list[Callback]:
         """Return the callbacks that the command needs, and no others: each costs some microseconds per step."""
         own: list[Callback] = []
-        trainer = options.trainer
+        trainer, given = options.trainer, _as_list(options.trainer.callbacks)
         if self.subcommand == "fit":
             own.append(callbacks.StopReason())  # its line precedes the summary
             own += [callbacks.ThroughputLogger(), callbacks.RunSummary(), options.tensorboard]
             own.append(CheckMonitors())
-            own += [callbacks.ModelSummary()] if trainer.enable_model_summary is not False else []
+            has_summary = any(isinstance(callback, ModelSummary) for callback in given)
+            own += [callbacks.NetworkSummary()] if trainer.enable_model_summary is not False and not has_summary else []
         if self.subcommand == "predict":
             own.append(options.predictions)
         if self.subcommand == "test":
             own.append(callbacks.TestReport())
             own += [options.projector] if options.projector.images else []
-        has_bar = any(isinstance(callback, ProgressBar) for callback in _as_list(trainer.callbacks))
+        has_bar = any(isinstance(callback, ProgressBar) for callback in given)
         if trainer.enable_progress_bar is not False and not has_bar:
             own.append(callbacks.progress_bar())
         if trainer.enable_checkpointing is not False:
@@ -234,6 +237,11 @@ class ViTCLI(LightningCLI):
             self.datamodule.input_size, self.datamodule.crop_pct = self.model.input_size, self.model.crop_pct
         launch.check_notebook(self.trainer, str(self.subcommand))
         launch.check_shards(self.trainer, self.checkpoint_path)
+
+    @override
+    def _run_subcommand(self, subcommand: str) -> None:
+        with launch.end_together(self.trainer):  # private: LightningCLI has no public hook around a whole command
+            super()._run_subcommand(subcommand)
 
     def before_fit(self) -> None:
         """Refuse what cannot work, on one process only, because all others would print the same."""

@@ -15,16 +15,17 @@ from jsonargparse import set_parsing_settings
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser
 from lightning.pytorch.utilities.exceptions import SIGTERMException
+from torch.distributed import DistNetworkError
 from typing_extensions import override
 
 import vit_finetune
-from vit_finetune.cli.launch import use_new_port_after_restart
+from vit_finetune.cli import launch
 from vit_finetune.cli.lightning_cli import ViTCLI
 from vit_finetune.cli.parser import ReadableParser
 from vit_finetune.cli.run_dir import SaveConfig
 from vit_finetune.cli.subcommands import ViTTrainer
 from vit_finetune.data import ImageDataModule
-from vit_finetune.errors import ExportMismatchError, NonFiniteLossError
+from vit_finetune.errors import ExportMismatchError, NonFiniteLossError, ProcessFailedError
 from vit_finetune.evaluation.find_checkpoint import RUNS
 from vit_finetune.module import ViTClassifier
 
@@ -57,7 +58,8 @@ def main(args: ArgsType = None) -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a class name that the terminal cannot print must not end a run
             stream.reconfigure(errors="backslashreplace")
-    use_new_port_after_restart()
+    launch.exit_with_launcher()
+    launch.use_new_port_after_restart()
     with report_errors():
         _start(ViTCLI, args)
 
@@ -155,8 +157,10 @@ def explain(error: Exception) -> str | None:
         return f"{OUT_OF_MEMORY} ({reason})" if reason else OUT_OF_MEMORY
     if "shared memory" in str(error):  # raised by torch's and by Python's multiprocessing
         return NO_SHARED_MEMORY
+    if isinstance(error, DistNetworkError):
+        return launch.port_problem(error)
     # OSError: a full disk, a file in place of a folder, no permission.
-    if isinstance(error, (NonFiniteLossError, ExportMismatchError, OSError)):
+    if isinstance(error, (NonFiniteLossError, ProcessFailedError, ExportMismatchError, OSError)):
         return str(error)
     return None
 

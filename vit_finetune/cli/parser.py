@@ -22,6 +22,8 @@ EXPECTED = {bool: "true or false", type(None): "null"}
 UNKNOWN = re.compile(r"(?:unrecognized arguments: --|(?:Group '([\w.]+)' does not accept )?option ')([\w.]+)", re.I)
 KEY = re.compile(r'Parser key "([\w.]+)"')
 VALUE = re.compile(r"(?:Given|Got) value: (.*)")
+# The default of an option of Lightning's Timer is a member of an enum derived from str, which YAML cannot write.
+yaml.SafeDumper.add_multi_representer(str, lambda dumper, text: dumper.represent_str(str.__str__(text)))
 
 
 class ReadableParser(LightningArgumentParser):

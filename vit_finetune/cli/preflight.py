@@ -13,7 +13,7 @@ from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from vit_finetune import environment
-from vit_finetune.cli import monitors, preflight_epoch, preflight_resume
+from vit_finetune.cli import callback_conflicts, monitors, preflight_epoch, preflight_resume
 from vit_finetune.cli.run_dir import RunTrainer
 from vit_finetune.data import ImageDataModule
 from vit_finetune.errors import raise_problems
@@ -40,6 +40,7 @@ def check_fit(trainer: Trainer, model: ViTClassifier, data: ImageDataModule, che
     problems = [_unsafe_lightning(), *monitors.problems(trainer, model, len(classes) if classes else None)]
     problems += [_no_compiler(trainer, model), *preflight_epoch.problems(trainer)]
     problems += [*_invalid_options(model), *_strategy_conflicts(trainer, model), _too_large(trainer, model)]
+    problems += callback_conflicts.find(trainer, resumed=checkpoint is not None)
     if checkpoint is not None:
         problems += preflight_resume.problems(trainer, model, data, checkpoint)
     else:

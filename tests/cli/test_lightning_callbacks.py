@@ -1,0 +1,116 @@
+"""Every callback that Lightning has: it works with this project, or is refused with the alternative."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from lightning.pytorch import callbacks
+
+from tests.conftest import only
+from vit_finetune import main
+
+WORKS: dict[str, list[str]] = {
+    "BasePredictionWriter": [],  # writes nothing in fit
+    "Callback": [],
+    "Checkpoint": [],
+    "DeviceStatsMonitor": ["cpu_stats=true"],
+    "EarlyStopping": ["monitor=val/loss"],
+    "LambdaCallback": [],
+    "LearningRateMonitor": [],
+    "ModelCheckpoint": ["every_n_train_steps=2"],
+    "ModelSummary": ["max_depth=2"],
+    "OnExceptionCheckpoint": ["dirpath=on_exception"],
+    "ProgressBar": [],
+    "RichModelSummary": ["max_depth=2"],
+    "RichProgressBar": [],
+    "SpikeDetection": ["warmup=100"],
+    "TQDMProgressBar": [],
+    "ThroughputMonitor": ["batch_size_fn=operator.length_hint"],
+    "Timer": ["duration=00:01:00:00"],
+}
+REFUSED: dict[str, tuple[list[str], str]] = {
+    "BackboneFinetuning": ([], "--model.unfreeze_by"),
+    "BaseFinetuning": ([], "--model.freeze_backbone"),
+    "BatchSizeFinder": ([], "tune --what batch_size"),
+    "EMAWeightAveraging": ([], "--model.ema 0.999"),
+    "GradientAccumulationScheduler": (["scheduling={0: 2, 1: 3}"], "--trainer.accumulate_grad_batches"),
+    "LearningRateFinder": ([], "the command tune"),
+    "ModelPruning": (["pruning_fn=l1_unstructured"], "torch.nn.utils.prune"),
+    "StochasticWeightAveraging": (["swa_lrs=1e-4"], "--model.ema 0.999"),
+    "WeightAveraging": ([], "--model.ema 0.999"),
+}
+
+
+def options(name: str, values: list[str]) -> list[str]:
+    return [f"--trainer.callbacks+={name}", *(f"--trainer.callbacks.{value}" for value in values)]
+
+
+def test_all_are_listed() -> None:
+    """A callback of a later version of Lightning belongs in one of the two tables."""
+    assert sorted([*WORKS, *REFUSED]) == sorted(callbacks.__all__)
+
+
+@pytest.mark.parametrize("name", WORKS)
+def test_works(name: str, folder_args: list[str], tmp_path: Path) -> None:
+    """Also where the run is resumed, except for the one below."""
+    main(["fit", *folder_args, *options(name, WORKS[name])])
+    last = only(tmp_path, "last.ckpt")
+    assert only(tmp_path, "best-*.ckpt") and name in only(tmp_path, "config.yaml").read_text()
+    if name != "SpikeDetection":
+        more = ["--trainer.max_epochs=2", f"--ckpt_path={last}"]
+        main(["fit", *folder_args, *options(name, WORKS[name]), *more])
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_is_refused_with_the_alternative(name: str, folder_args: list[str], fails: Callable[..., str]) -> None:
+    values, alternative = REFUSED[name]
+    message = fails("fit", *folder_args, *options(name, values))
+    assert name in message and alternative in message and "problems:" not in message
+    assert not Path("runs").exists()
+
+
+def test_model_summary_replaces_our_own(folder_args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    main(["fit", *folder_args])
+    assert "GFLOPs per image" in capsys.readouterr().out
+    main(["fit", *folder_args, *options("ModelSummary", [])])
+    assert "GFLOPs per image" not in capsys.readouterr().out
+
+
+def test_spike_detection_is_not_resumed(folder_args: list[str], tmp_path: Path, fails: Callable[..., str]) -> None:
+    main(["fit", *folder_args])
+    more = ["--trainer.max_epochs=2", f"--ckpt_path={only(tmp_path, 'last.ckpt')}"]
+    assert "Resume without it" in fails("fit", *folder_args, *options("SpikeDetection", []), *more)
+
+
+@pytest.mark.parametrize("own", [["--best_checkpoint.save_last=true"], options("ModelCheckpoint", ["save_last=true"])])
+def test_last_checkpoint_is_not_overwritten(own: list[str], folder_args: list[str], fails: Callable[..., str]) -> None:
+    assert "would overwrite last.ckpt" in fails("fit", *folder_args, *own)
+
+
+def test_second_checkpoint_of_the_same_metric(folder_args: list[str], fails: Callable[..., str]) -> None:
+    same = options("ModelCheckpoint", ["monitor=val/acc", "mode=max"])
+    assert "--best_checkpoint" in fails("fit", *folder_args, *same)
+
+
+def test_second_checkpoint_of_another_metric(folder_args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """The summary names the one that ``--ckpt_path best`` finds."""
+    main(["fit", *folder_args, *options("ModelCheckpoint", ["monitor=val/loss", "mode=min"])])
+    (best,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("best ")]
+    assert "val/acc" in best and "best-epoch00" in best
+
+
+@pytest.mark.parametrize(
+    "own",
+    [options("OnExceptionCheckpoint", ["dirpath=saved"]), ["--best_checkpoint.save_on_exception=true"]],
+)
+def test_saving_in_one_process_of_several(own: list[str], folder_args: list[str], fails: Callable[..., str]) -> None:
+    """It would wait for the others forever."""
+    several = ["--trainer.devices=2", "--trainer.strategy=ddp"]
+    assert "the others would have to take part" in fails("fit", *folder_args, *own, *several)
+
+
+def test_device_stats_need_psutil(
+    folder_args: list[str], fails: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vit_finetune.cli.callback_conflicts.find_spec", lambda name: None)
+    assert "pip install psutil" in fails("fit", *folder_args, *options("DeviceStatsMonitor", []))

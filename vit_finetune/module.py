@@ -516,7 +516,7 @@ class ViTClassifier(LightningModule):
             require_finite(self.trainer, float(self.val_metrics.loss.compute()), "validation")
         self.val_metrics.log(self, "val")
         if self.trainer.state.fn == "fit" and not self.trainer.sanity_checking:
-            logits, labels, _ = self.val_predictions.compute()
+            logits, labels, _ = self.val_predictions.predictions()
             self.temperature = calibration.fit_temperature(logits, labels)
         self.val_predictions.reset()
 

@@ -44,7 +44,7 @@ class Projector(Callback):
     @override
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._hook.remove()
-        columns, labels, index = (values.cpu() for values in self._collected.compute())
+        columns, labels, index = (values.cpu() for values in self._collected.predictions())
         if not trainer.is_global_zero:
             return
         rows = torch.linspace(0, len(index) - 1, min(self.images, len(index))).round().long()

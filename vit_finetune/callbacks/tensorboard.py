@@ -136,7 +136,7 @@ class TensorBoard(Callback):
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not trainer.sanity_checking and trainer.is_last_batch and self._images_due(trainer):
             assert isinstance(pl_module, ViTClassifier)
-            self._predictions = pl_module.val_predictions.compute()  # gathers, so all processes have to call it
+            self._predictions = pl_module.val_predictions.predictions()  # gathers, so all processes have to call it
 
     @override
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -40,7 +40,7 @@ class TestReport(Callback):
         from vit_finetune.evaluation.report import Report
 
         assert isinstance(pl_module, ViTClassifier)
-        logits, labels, index = self._collected.compute()
+        logits, labels, index = self._collected.predictions()
         folder = Path(trainer.log_dir or ".")  # log_dir is broadcast, so all processes have to ask for it
         if not trainer.is_global_zero:
             return

@@ -59,6 +59,8 @@ def _invalid_options(model: ViTClassifier) -> list[str | None]:
     problems: list[str | None] = []
     if h.ema is not None and not 0 <= h.ema < 1:
         problems.append(f"--model.ema is {h.ema}; expected at least 0 and below 1, such as 0.999.")
+    if h.class_names is not None and len(h.class_names) < 2:
+        problems.append(f"--model.class_names is {h.class_names}; expected at least two classes, or null.")
     problems += [
         f"--model.{name} is {h[name]}; expected at least 1, or null."
         for name in ("unfreeze_by", "lora_rank")

@@ -48,8 +48,11 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
         labels: int64, shape ``(N,)``.
 
     Returns:
-        The temperature, between 1/4 and 4; above 1 if the network is overconfident.
+        The temperature, between 1/4 and 4; above 1 if the network is overconfident. 1 for a single image, which says
+        nothing about calibration.
     """
+    if len(labels) < 2:
+        return 1.0
     logits, labels = logits.detach().double().cpu(), labels.cpu()
     low, high = -math.log(MAX_TEMPERATURE), math.log(MAX_TEMPERATURE)
 

@@ -144,6 +144,11 @@ class PredictionCollector(Metric):
         order = order[index[order].diff(prepend=index.new_tensor([-1])) > 0]
         return logits[order], labels[order], index[order]
 
+    def predictions(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return ``compute()`` with its dimensions; torchmetrics drops them from a tensor with a single element."""
+        logits, labels, index = self.compute()
+        return logits, labels.flatten(), index.flatten()
+
 
 class StepLogger:
     """Training loss and accuracy, computed and logged once per logging interval.

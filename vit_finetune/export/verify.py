@@ -61,7 +61,7 @@ class _ValPredictions(Callback):
     @override
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, ViTClassifier)
-        self.logits, self.labels, _ = pl_module.val_predictions.compute()
+        self.logits, self.labels, _ = pl_module.val_predictions.predictions()
 
 
 def reference(model: ViTClassifier, data: ImageDataModule) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,7 @@ from tests.conftest import TINY_MODEL, make_tree
 from tests.test_fault_tolerance import LIMIT, start
 
 SECONDS = 20  # in which all processes of a failed run have ended; without a mend they wait for half an hour
-FAILING = '''
+FAILING = """
 import os, signal, time
 from lightning.pytorch import Callback
 from lightning.pytorch.strategies import DDPStrategy
@@ -42,7 +42,7 @@ class Fails(Callback):
 
     def on_validation_batch_start(self, *args, **kwargs):
         reach("validation")
-'''
+"""
 CONFIG = "trainer: {strategy: {class_path: failing.DDP}, callbacks: [{class_path: failing.Fails}]}"
 
 

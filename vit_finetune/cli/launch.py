@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch.distributed as dist
@@ -19,8 +19,8 @@ from torch.distributed.elastic.utils.distributed import get_free_port
 from vit_finetune.errors import ProcessFailedError
 
 LAUNCHER = "VIT_FINETUNE_LAUNCHER_PID"  # environment variable of the processes that the first one of a run starts
-GRACE = 10.0  # seconds in which the other processes end by themselves after the first one
-FAILING = 3.0  # seconds in which a process whose connection broke has ended
+GRACE = 10.0  # seconds in which a process ends by itself after the first one, as it does at the end of a run
+FAILING = 5.0  # seconds in which a process whose connection broke has ended
 LOST_CONNECTION = (RuntimeError, dist.DistError, dist.DistBackendError, dist.DistNetworkError, dist.DistStoreError)
 
 
@@ -102,6 +102,7 @@ def exit_with_launcher() -> None:
 def _wait_for_end_of(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(1)
+    time.sleep(GRACE)
     os._exit(1)  # not sys.exit: the main thread may wait for the process that has ended
 
 
@@ -121,28 +122,21 @@ def end_together(trainer: Trainer) -> Iterator[None]:
         yield
     except BaseException as error:
         # Only these types, not those derived from them: all other errors have reasons of their own.
-        if type(error) in LOST_CONNECTION and (reason := _failure(_started(trainer))):
+        reason = _failure(_started(trainer)) if type(error) in LOST_CONNECTION else None
+        if not isinstance(error, SystemExit):  # of a signal: all processes have agreed to end
+            for process in _started(trainer):
+                process.kill()
+        if reason:
             raise ProcessFailedError(reason) from error
-        if not isinstance(error, SystemExit):  # of a signal, on which all processes have agreed
-            _kill(_started(trainer))
         raise
     finally:
         os.environ.pop(LAUNCHER, None)
-        for process in _started(trainer):
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(GRACE)
-        _kill(_started(trainer))
 
 
 def _started(trainer: Trainer) -> list[subprocess.Popen[bytes]]:
     """Return the processes that the launcher of a Trainer has started."""
     processes = getattr(trainer.strategy.launcher, "procs", ())  # of another type if they were spawned or forked
     return [process for process in processes if isinstance(process, subprocess.Popen)]
-
-
-def _kill(processes: list[subprocess.Popen[bytes]]) -> None:
-    for process in processes:
-        process.kill()
 
 
 def _failure(processes: list[subprocess.Popen[bytes]]) -> str | None:

@@ -23,6 +23,12 @@ def shorten(name: str, length: int) -> str:
     return line if len(line) <= length else f"…{line[len(line) - length + 1 :]}"
 
 
+def list_lines(lines: Sequence[str]) -> str:
+    """Return the first 20 lines, indented, and the number of the others, to be appended to a message."""
+    listed = "".join(f"\n  {line}" for line in lines[:20])
+    return listed + (f"\n  and {len(lines) - 20} more" if len(lines) > 20 else "")
+
+
 def escape_markdown(name: str) -> str:
     """Escape Markdown markup, also for use in a table cell."""
     return re.sub(r"([\\`*_{}\[\]<>#|!~$&])", r"\\\1", one_line(name))

@@ -17,7 +17,7 @@ from vit_finetune.data.decode import EXTENSIONS
 from vit_finetune.data.file_listing import SYSTEM_FOLDERS, log_progress, try_files
 from vit_finetune.data.image_files import ImageFiles
 from vit_finetune.data.image_folder import ImageFolder
-from vit_finetune.data.splits import ALL, SPLITS
+from vit_finetune.data.splits import ALL, SPLITS, sort_classes
 from vit_finetune.errors import ImageDecodeError
 
 TINY = 32  # pixels of the shorter side; CIFAR-10 has as many
@@ -111,7 +111,7 @@ def _of_files(data: ImageFiles, known: list[str] | None) -> tuple[DataCheck, Ite
     splits = data.list_splits()
     if not any(images for classes in splits.values() for images in classes.values()):
         raise MisconfigurationException(f"{data.title} has no images in any class.")
-    names = known or sorted(splits.get("train") or set().union(*splits.values()))
+    names = known or data.declared_classes or sort_classes(splits.get("train") or set().union(*splits.values()))
     found = DataCheck(names, list(splits), read=lambda image: data.reader(image.path))
     for split, classes in splits.items():
         if unknown := sorted(set(classes) - set(names)):
@@ -128,7 +128,8 @@ def _of_files(data: ImageFiles, known: list[str] | None) -> tuple[DataCheck, Ite
             def record(image: str, split: str = split, places: dict[str, tuple[str, str, int]] = places) -> ImageRecord:
                 return _record(split, *places[image], data.reader(image))
 
-            yield from try_files(record, list(places), f"{split}: images checked")
+            listed = [image for images in classes.values() for image in images]  # a table may list an image twice
+            yield from try_files(record, listed, f"{split}: images checked")
 
     return found, records()
 

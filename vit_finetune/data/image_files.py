@@ -25,8 +25,8 @@ from vit_finetune.data.file_listing import try_files
 from vit_finetune.data.samplers import stratified_split
 from vit_finetune.data.splits import ACCEPTED_TYPES, ALL, Splits, class_names, labels_of
 from vit_finetune.errors import ImageDecodeError, require
+from vit_finetune.formatting import list_lines
 
-SHOWN = 20  # broken files listed in a message
 DEFAULT_SIZE = (224, 224)  # input of a model that is not known
 CROP_SCALE = 0.35  # default for photographs
 MARGIN = 8 / 7  # stored training images are larger than the model's input by this factor: 256 for 224
@@ -73,6 +73,7 @@ class ImageFiles(ImageDataModule):
         self.size = _pair(size)
         self.cache_gb = cache_gb
         self.skip_broken = skip_broken
+        self.declared_classes: list[str] | None = None
         self.reader = ImageReader(None, resize, max_pixels=round(max_megapixels * 1e6))
 
     @property
@@ -83,7 +84,8 @@ class ImageFiles(ImageDataModule):
     def list_splits(self) -> Splits:
         """List the names of the labeled images by split and class, without opening the files.
 
-        The splits are ``train``, ``val`` and ``test``, or only ``all``.
+        The splits are ``train``, ``val`` and ``test``, or only ``all``. A source that states the order of its classes
+        sets ``declared_classes``; otherwise they are sorted.
         """
         raise NotImplementedError
 
@@ -119,7 +121,7 @@ class ImageFiles(ImageDataModule):
     def _label(self, stage: str) -> dict[str, ImageFileDataset]:
         """Assign the images to splits and classes."""
         splits = self.list_splits()
-        self.class_names = names = class_names(splits, self.known_classes, self.title)
+        self.class_names = names = class_names(splits, self.known_classes or self.declared_classes, self.title)
         files = {split: ImageFileDataset(*labels_of(found, names)) for split, found in splits.items()}
         if ALL in files:
             rest, test = stratified_split(files[ALL].labels, self.test_fraction, self.split_seed)
@@ -208,12 +210,6 @@ class ImageFiles(ImageDataModule):
                 classes = ", ".join((self.class_names or [])[label] for label in sorted(lost))
                 raise MisconfigurationException(f"{name}: none of the images of {classes} can be read.{listed}")
         return kept
-
-
-def list_lines(lines: list[str]) -> str:
-    """Return the first lines, indented, to be appended to a message."""
-    listed = "".join(f"\n  {line}" for line in lines[:SHOWN])
-    return listed + (f"\n  and {len(lines) - SHOWN} more" if len(lines) > SHOWN else "")
 
 
 @rank_zero_only

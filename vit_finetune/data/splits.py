@@ -50,7 +50,7 @@ def class_names(splits: Splits, known: list[str] | None, title: str) -> list[str
         MisconfigurationException: A class has no training images, or a split has a class that the model does not know.
     """
     trained = splits.get("train") or splits.get(ALL)
-    names = known or _sort(trained or set().union(*splits.values()))
+    names = known or sort_classes(trained or set().union(*splits.values()))
     if known is None and trained is not None and (empty := [name for name in names if not trained[name]]):
         raise MisconfigurationException(f"{title}: no images of the class {', '.join(empty)}; {ACCEPTED_TYPES}.")
     for split, classes in splits.items():
@@ -76,7 +76,7 @@ def labels_of(classes: dict[str, list[str]], names: list[str]) -> tuple[list[str
     return [image for images in classes.values() for image in images], torch.tensor(labels).long()
 
 
-def _sort(names: Iterable[str]) -> list[str]:
+def sort_classes(names: Iterable[str]) -> list[str]:
     """Sort class names: integers by value, anything else alphabetically."""
     found = list(names)
     return sorted(found, key=(lambda name: (int(name), name)) if all(map(str.isdecimal, found)) else None)

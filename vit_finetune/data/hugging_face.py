@@ -69,7 +69,7 @@ class HuggingFace(ImageFiles):
 
     def __init__(
         self,
-        path: str,
+        path: str = "data",
         name: str | None = None,
         image_column: str | None = None,
         label_column: str | None = None,
@@ -212,7 +212,7 @@ def _keep_encoded(title: str, rows: "Dataset", column: str) -> "Dataset":
 
     try:
         return rows.select_columns([column]).cast_column(column, Image(decode=False))
-    except (TypeError, ValueError) as error:  # those of pyarrow are derived from them
+    except (TypeError, ValueError, NotImplementedError) as error:  # those of pyarrow are derived from them
         raise MisconfigurationException(f"{title}: the column {column} does not hold images: {error}") from error
 
 

@@ -66,7 +66,7 @@ class ImageTable(ImageFiles):
 
     def __init__(
         self,
-        table: str,
+        table: str = "labels.csv",
         image_column: str = "image",
         label_column: str = "label",
         split_column: str = "split",
@@ -216,7 +216,7 @@ def _read_parquet(file: Path, wanted: list[str]) -> Table:
                     f"stored in the Parquet file itself: --data HuggingFace --data.path {file.parent}."
                 )
         data = parquet.read(columns=names)
-    except (OSError, ValueError) as error:  # those of pyarrow are derived from them
+    except (OSError, ValueError, NotImplementedError) as error:  # those of pyarrow are derived from them
         raise MisconfigurationException(f"--data.table {file} cannot be read: {error}") from error
     columns = [[_text(value) for value in data.column(name).to_pylist()] for name in names]
     return Table(

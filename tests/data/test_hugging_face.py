@@ -209,7 +209,7 @@ def test_labels_that_are_strings_or_integers(tree: Path, tmp_path: Path, kind: s
 
 
 def test_columns_that_are_not_clear_are_listed(tree: Path, tmp_path: Path, fails: Callable[..., str]) -> None:
-    rows = split_of(tree, "train", number=list(range(18)), score=[0.5] * 18)
+    rows = split_of(tree, "train", number=[i % 6 for i in range(18)], score=[0.5] * 18)
     rows = rows.add_column("coarse", [0] * 18).cast_column("coarse", datasets.ClassLabel(names=["x", "y"]))
     path = write_parquet(tmp_path / "p", {"train": rows})
     columns = "The columns are image (Image), label (ClassLabel), number (int64), score (float64), coarse (ClassLabel)."
@@ -219,7 +219,7 @@ def test_columns_that_are_not_clear_are_listed(tree: Path, tmp_path: Path, fails
     assert f"--data.image_column photo is not a column of images. {columns}" in refused(path, image_column="photo")
     assert "the column number does not hold images: " in refused(path, image_column="number")
     assert load(path, label_column="coarse").class_names == ["x", "y"]
-    assert len(load(path, label_column="number", val_fraction=0.5).class_names or []) == 18
+    assert load(path, label_column="number", val_fraction=0.4).class_names == list("012345")
     none = write_parquet(tmp_path / "none", {"train": rows.remove_columns(["image", "label", "coarse"])})
     assert "no columns have the type Image; choose one with --data.image_column" in refused(none)
     unlabeled = write_parquet(tmp_path / "unlabeled", {"train": rows.remove_columns(["label", "coarse"])})
@@ -283,9 +283,22 @@ def test_folders_that_cannot_be_loaded(tmp_path: Path, fails: Callable[..., str]
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "train.parquet").write_bytes(b"PAR1 and no more")
     fit = ["fit", *TINY, "--data=HuggingFace"]
-    assert "--data.path empty cannot be loaded: " in fails(*fit, "--data.path=empty")
+    assert "--data.path empty cannot be loaded: The directory at" in fails(*fit, "--data.path=empty")
     assert "--data.path file.parquet is a file; expected its folder" in fails(*fit, "--data.path=file.parquet")
-    assert "--data.path broken cannot be loaded: " in fails(*fit, "--data.path=broken")
+    assert "broken cannot be loaded: Parquet magic bytes not found" in refused("broken")
+
+
+def test_several_configurations(parquet: Path, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / "several" / name).mkdir(parents=True)
+        shutil.copy(parquet / "train.parquet", tmp_path / "several" / name)
+    configs = [{"config_name": name, "data_files": f"{name}/*.parquet"} for name in ("one", "two")]
+    (tmp_path / "several" / "README.md").write_text(f"---\n{json.dumps({'configs': configs})}\n---\n")
+    assert refused(tmp_path / "several").endswith(
+        "Please pick one among the available configs: ['one', 'two']. Choose one with --data.name."
+    )
+    assert "BuilderConfig 'three' not found" in refused(tmp_path / "several", name="three")
+    assert sizes(load(tmp_path / "several", name="two", val_fraction=0.5)) == {"train": 9, "val": 9}
 
 
 def test_hub_that_cannot_be_reached(

@@ -1,5 +1,6 @@
 """Load a dataset with the datasets library: from a folder, the Hugging Face hub, or the library's cache."""
 
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,6 +8,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict
@@ -48,7 +50,12 @@ def load(path: str, name: str | None) -> "Dataset | DatasetDict":
     try:
         if any(os.path.isfile(os.path.join(path, file)) for file in SAVED):
             return datasets.load_from_disk(path)
-        with _offline(not os.path.isdir(path) and _hub_problem(path) is not None):
+        if os.path.isdir(path):
+            return datasets.load_dataset(path, name)
+        unreachable = _hub_problem(path) is not None
+        if not unreachable and not _is_cached(path, name):
+            rank_zero_info(f"downloading {path} from the Hugging Face hub to {datasets.config.HF_DATASETS_CACHE}")
+        with _offline(unreachable):
             return datasets.load_dataset(path, name)
     except Exception as error:  # anything from OSError to errors of datasets, pyarrow and the hub
         hint = " Choose one with --data.name." if "onfig name is missing" in str(error) else ""
@@ -103,11 +110,12 @@ def _silence() -> None:
 
     for library in (datasets, huggingface_hub):
         library.utils.disable_progress_bars()
-        library.utils.logging.set_verbosity_error()
+        library.utils.logging.set_verbosity(logging.CRITICAL)  # errors are raised, too
 
 
 def _reason(error: Exception) -> str:
-    """Return the first line of an error's message, or of the error that caused it."""
-    while error.__cause__ is not None and isinstance(error.__cause__, Exception):
+    """Return the first two lines of an error's message, or of the error that caused it."""
+    while isinstance(error.__cause__, Exception):
         error = error.__cause__
-    return str(error).strip().partition("\n")[0].rstrip(".:") or type(error).__name__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines[:2]).rstrip(".:") or type(error).__name__

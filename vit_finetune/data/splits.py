@@ -43,7 +43,7 @@ def class_names(splits: Splits, known: list[str] | None, title: str) -> list[str
 
     Args:
         splits: The images.
-        known: Class names of the model.
+        known: Class names of the model, or of the data if it states their order.
         title: Option that names the data, for messages.
 
     Raises:

@@ -3,7 +3,6 @@
 import inspect
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import timm
 from lightning.fabric.utilities.exceptions import MisconfigurationException
@@ -38,7 +37,7 @@ def load(net: nn.Module, path: str) -> None:
     _load(net, state, source, position)
 
 
-def _resample_position(net: Any, state: dict[str, Tensor], checkpoint: Path) -> Tensor | None:
+def _resample_position(net: nn.Module, state: dict[str, Tensor], checkpoint: Path) -> Tensor | None:
     """Resample the position embedding of a checkpoint by the input size stored in it.
 
     timm sees only the number of tokens, and takes that of another size for a square.
@@ -46,7 +45,8 @@ def _resample_position(net: Any, state: dict[str, Tensor], checkpoint: Path) -> 
     Returns:
         The embedding for the grid of the network; ``None`` if the size is unknown, which leaves it to timm.
     """
-    position, patches, new = state.get("pos_embed"), state.get("patch_embed.proj.weight"), net.patch_embed.grid_size
+    position, patches = state.get("pos_embed"), state.get("patch_embed.proj.weight")
+    new = getattr(net.patch_embed, "grid_size", None)
     if position is None or position.ndim != 3 or patches is None or patches.ndim != 4 or new is None:
         return None
     with suppress(MisconfigurationException, KeyError):  # a file without this metadata

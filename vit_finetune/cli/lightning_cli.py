@@ -8,8 +8,7 @@ from typing import Any, Literal
 import torch
 from jsonargparse import Namespace
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch import Callback, Trainer
-from lightning.pytorch.callbacks import ModelSummary, ProgressBar
+from lightning.pytorch import Trainer
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.plugins.io import CheckpointIO
@@ -21,9 +20,9 @@ from vit_finetune.checkpoint import AtomicCheckpointIO, read_header
 from vit_finetune.cli import launch, preflight
 from vit_finetune.cli.checkpoint_options import StoredOptions
 from vit_finetune.cli.ckpt_path import experiment_name, peek, resolve
-from vit_finetune.cli.monitors import CheckMonitors
 from vit_finetune.cli.parser import note_defaults, refuse_undecodable
 from vit_finetune.cli.paths import expand_config_files, expand_options
+from vit_finetune.cli.run_callbacks import as_list, run_callbacks
 from vit_finetune.cli.run_dir import RunFolder, RunLogger, RunTrainer, SilentLogger, start_run
 from vit_finetune.cli.subcommands import extra_commands
 from vit_finetune.evaluation.find_checkpoint import describe
@@ -154,7 +153,7 @@ class ViTCLI(LightningCLI):
         torch.set_float32_matmul_precision(options.matmul_precision)
         if options.auto_precision and options.trainer.precision is None:
             options.trainer.precision = "bf16-mixed" if environment.has_native_bf16() else "32-true"
-        self._set_modes(_as_list(options.trainer.callbacks))
+        self._set_modes(as_list(options.trainer.callbacks))
 
     def _set_modes(self, given: list[Namespace]) -> None:
         """Let the mode of callbacks such as EarlyStopping follow from the metric, unless it is given."""
@@ -163,7 +162,7 @@ class ViTCLI(LightningCLI):
             return
         args = self._args if isinstance(self._args, list) else None
         typed = self.parser.parse_args(args, defaults=False).get(f"{self.subcommand}.trainer.callbacks")
-        for mode, callback, options in zip(modes, given, _as_list(typed), strict=False):
+        for mode, callback, options in zip(modes, given, as_list(typed), strict=False):
             if mode and options.get("init_args.mode") is None and "mode" in callback.init_args:
                 callback.init_args.mode = mode
 
@@ -184,10 +183,10 @@ class ViTCLI(LightningCLI):
         run = RunFolder(given.default_root_dir, experiment, self.checkpoint_path)
         if given.logger in (None, True):
             kwargs["logger"] = SilentLogger(run) if self.subcommand == "predict" else RunLogger(run)
-        plugins = _as_list(given.plugins)
+        plugins = as_list(given.plugins)
         if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
             kwargs["plugins"] = [*plugins, AtomicCheckpointIO()]
-        kwargs["callbacks"] = [*_as_list(given.callbacks), *self._own_callbacks(options)]
+        kwargs["callbacks"] = [*as_list(given.callbacks), *run_callbacks(str(self.subcommand), options)]
         kwargs["enable_model_summary"] = False  # callbacks.NetworkSummary replaces it
         try:
             trainer = super().instantiate_trainer(**kwargs)
@@ -201,32 +200,10 @@ class ViTCLI(LightningCLI):
             hint = " On a CPU FSDP2 works: --config configs/strategy/fsdp2.yaml." if needs_gpu else ""
             hint = " Remove one of them: --best_checkpoint and --trainer.max_time each add one." if twice else hint
             raise MisconfigurationException(f"{error}{hint}") from error
-        chosen = any(isinstance(logger, TensorBoardLogger) for logger in _as_list(given.logger)[:1])
+        chosen = any(isinstance(logger, TensorBoardLogger) for logger in as_list(given.logger)[:1])
         if isinstance(trainer, RunTrainer) and not given.fast_dev_run and not chosen:
             trainer.run = run
         return trainer
-
-    def _own_callbacks(self, options: Namespace) -> list[Callback]:
-        """Return the callbacks that the command needs, and no others: each costs some microseconds per step."""
-        own: list[Callback] = []
-        trainer, given = options.trainer, _as_list(options.trainer.callbacks)
-        if self.subcommand == "fit":
-            own.append(callbacks.StopReason())  # its line precedes the summary
-            own += [callbacks.ThroughputLogger(), callbacks.RunSummary(), options.tensorboard]
-            own.append(CheckMonitors())
-            has_summary = any(isinstance(callback, ModelSummary) for callback in given)
-            own += [callbacks.NetworkSummary()] if trainer.enable_model_summary is not False and not has_summary else []
-        if self.subcommand == "predict":
-            own.append(options.predictions)
-        if self.subcommand == "test":
-            own.append(callbacks.TestReport())
-            own += [options.projector] if options.projector.images else []
-        has_bar = any(isinstance(callback, ProgressBar) for callback in given)
-        if trainer.enable_progress_bar is not False and not has_bar:
-            own.append(callbacks.progress_bar())
-        if trainer.enable_checkpointing is not False:
-            own += [options.best_checkpoint, options.last_checkpoint]
-        return own
 
     @override
     def after_instantiate_classes(self) -> None:
@@ -254,8 +231,3 @@ class ViTCLI(LightningCLI):
         start_run(self.trainer)
 
     before_test = before_predict = before_validate
-
-
-def _as_list(value: Any) -> list[Any]:
-    """Return the value of an option that takes one object, a list or nothing, as a list."""
-    return [] if value is None else [*value] if isinstance(value, list) else [value]

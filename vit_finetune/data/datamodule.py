@@ -4,7 +4,6 @@ import hashlib
 import os
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningDataModule
@@ -15,6 +14,7 @@ from typing_extensions import override
 from vit_finetune.checkpoint import make_plain
 from vit_finetune.data.datasets import Batch, ImageDataset, InMemoryDataset, collate_shared
 from vit_finetune.data.decode import Resize
+from vit_finetune.data.position import step_seed
 from vit_finetune.data.random_crop import random_resized_crop
 from vit_finetune.data.samplers import (
     DistributedEvalSampler,
@@ -167,7 +167,7 @@ class ImageDataModule(LightningDataModule):
     @override
     def train_dataloader(self) -> ResumableDataLoader:
         dataset = self.datasets["train"]
-        sampler = ResumableDistributedSampler(dataset, *self._shard(), shuffle=True, seed=_seed())
+        sampler = ResumableDistributedSampler(dataset, *self._shard(), shuffle=True, seed=step_seed())
         loader = ResumableDataLoader(dataset, sampler=sampler, **self._loader_options(dataset))
         if self.trainer is not None:
             loader.trainer = self.trainer
@@ -230,7 +230,7 @@ class ImageDataModule(LightningDataModule):
             step: Number of the batch since the beginning of training.
             rank: Rank of the process among those that work on different images.
         """
-        seed = _seed(step, rank)
+        seed = step_seed(step, rank)
         # Not torch.manual_seed: for every kind of device that is not in use it queues a call with its stack trace,
         # which takes a millisecond per step and ever more memory.
         torch.default_generator.manual_seed(seed)
@@ -253,12 +253,3 @@ class ImageDataModule(LightningDataModule):
             batch["image"], batch["target"] = mixed
             batch["label"] = batch["target"].argmax(1)
         return batch
-
-
-def _seed(*position: int) -> int:
-    """Return a seed for a position in training, independent of those of other positions and other global seeds.
-
-    Lightning passes the global seed, ``--seed_everything``, to all processes in the environment variable read here.
-    """
-    entropy = (int(os.environ.get("PL_GLOBAL_SEED", "0")), *position)
-    return int(np.random.SeedSequence(entropy).generate_state(1)[0])

@@ -1,9 +1,11 @@
-"""Position of a run in its data: where a resumed run continues, also with another batch size or number of devices."""
+"""Position of a run in its data: seeds of its steps, and where a resumed run continues, also in other batches."""
 
 import math
+import os
 from collections.abc import Mapping
 from typing import NamedTuple
 
+import numpy as np
 from lightning.pytorch import Trainer
 
 
@@ -65,6 +67,15 @@ def refusal(state: Mapping[str, int], now: GlobalBatch) -> str | None:
         f"per optimizer step, and {seen} is not divisible by {now.images}. Resume with "
         f"{', or with '.join(map(str, dict.fromkeys(ways)))}. At the end of an epoch all of these can be changed."
     )
+
+
+def step_seed(*position: int) -> int:
+    """Return a seed for a position in training, independent of those of other positions and other global seeds.
+
+    Lightning passes the global seed, ``--seed_everything``, to all processes in the environment variable read here.
+    """
+    entropy = (int(os.environ.get("PL_GLOBAL_SEED", "0")), *position)
+    return int(np.random.SeedSequence(entropy).generate_state(1)[0])
 
 
 def batches_done(trainer: Trainer) -> int:

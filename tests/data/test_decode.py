@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from PIL import Image, ImageOps
+from PIL import Image, ImageFile, ImageOps
 from timm.data import create_transform
 from torchvision.transforms import v2
 
@@ -249,12 +249,17 @@ def test_limit_of_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
         decode(small, max_pixels=34)
 
 
-def test_read_size_does_not_decode() -> None:
+def test_read_size_does_not_decode(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded: list[object] = []
+    monkeypatch.setattr(ImageFile.ImageFile, "load", lambda image: loaded.append(image.format))
     exif = Image.Exif()
     exif[0x0112] = 8
-    content = encoded(Image.new("RGB", (300, 200)), "PNG", exif=exif, compress_level=0)
-    assert read_size(EncodedImage("x", content[:1000])) == (200, 300)
-    assert read_size(EncodedImage("x", header(9, 8))) == (9, 8)
+    for kind in ("JPEG", "PNG", "TIFF", "WEBP"):
+        content = encoded(Image.new("RGB", (300, 200)), kind)
+        assert read_size(EncodedImage("x", content)) == (300, 200)
+        content = encoded(Image.new("RGB", (300, 200)), kind, exif=exif)
+        assert read_size(EncodedImage("x", content)) == (200, 300)
+    assert loaded == []
 
 
 @pytest.mark.parametrize("kind", ["missing", "folder", "pipe", "dangling"])
@@ -274,10 +279,11 @@ def test_paths_that_are_not_files_are_named(tmp_path: Path, kind: str) -> None:
 # Size
 
 
-def positions(width: int, height: int) -> Image.Image:
-    """An image of at most 256 pixels whose red is the column and whose green is the row."""
-    rows, columns = np.mgrid[:height, :width]
-    return Image.fromarray(np.stack([columns, rows, rows * 0], 2).astype(np.uint8))
+def positions(width: int, height: int) -> tuple[Image.Image, int]:
+    """An image of at most 256 pixels whose red is the column and whose green is the row, times the returned factor."""
+    factor = 255 // (max(width, height) - 1)
+    rows, columns = np.mgrid[:height, :width] * factor
+    return Image.fromarray(np.stack([columns, rows, rows * 0], 2).astype(np.uint8)), factor
 
 
 def photograph(width: int, height: int) -> Image.Image:
@@ -310,18 +316,18 @@ def test_box_is_centered(
     box: tuple[float, float, float, float],
     kind: str,
 ) -> None:
-    """Positions in the result differ by at most half a pixel of the result or of the image, whichever is larger."""
-    pixels = decode(EncodedImage("x", encoded(positions(*shape), kind, **BEST[kind])), size, **options).double()
+    """Positions in the result are at most half a pixel of the result off, and not at all in its center."""
+    image, factor = positions(*shape)
+    pixels = decode(EncodedImage("x", encoded(image, kind, **BEST[kind])), size, **options).double() / factor
     assert pixels.shape == (3, *size)
-    left, top, right, bottom = box
-    columns = left + (torch.arange(size[1]) + 0.5) * (right - left) / size[1] - 0.5
-    rows = top + (torch.arange(size[0]) + 0.5) * (bottom - top) / size[0] - 0.5
-    noise = 0.6 if kind == "PNG" else 2
-    # The outermost pixels of the image are repeated beyond its edge, which shifts the values near it.
-    assert (pixels[0].mean(0) - columns)[1:-1].abs().max() <= noise + 0.5 * max(1, (right - left) / size[1])
-    assert (pixels[1].mean(1) - rows)[1:-1].abs().max() <= noise + 0.5 * max(1, (bottom - top) / size[0])
-    assert abs((pixels[0].mean() - columns.mean()).item()) <= noise
-    assert abs((pixels[1].mean() - rows.mean()).item()) <= noise
+    noise = {"PNG": 0.6, "JPEG": 2}[kind] / factor
+    ends = ((pixels[0].mean(0), box[0], box[2], size[1]), (pixels[1].mean(1), box[1], box[3], size[0]))
+    for found, low, high, count in ends:
+        step = (high - low) / count
+        wrong = found - (low + (torch.arange(count) + 0.5) * step - 0.5)
+        edge = int(2 / step) + 1  # the outermost pixels of the image are repeated, which changes the values near them
+        assert wrong[edge:-edge].abs().max() <= noise + 0.5 * step
+        assert abs(wrong.mean().item()) <= noise
 
 
 BEST: dict[str, dict[str, Any]] = {"PNG": {}, "JPEG": {"quality": 100, "subsampling": 0}}
@@ -334,6 +340,7 @@ def test_equal_to_torchvision() -> None:
     bicubic = v2.InterpolationMode.BICUBIC
     for size, options, box in (
         ((100, 100), {}, (0, 50, 200, 200)),
+        ((11, 11), {}, (0, 50, 200, 200)),  # 49.999... in floating point
         ((64, 64), {"crop_pct": 0.5}, (50, 100, 100, 100)),
         ((60, 120), {}, (25, 0, 150, 300)),
         ((400, 400), {}, (0, 50, 200, 200)),
@@ -361,28 +368,36 @@ def full(content: bytes) -> EncodedImage:
 
 
 @pytest.mark.parametrize(
-    ("size", "options", "decoded"),
+    ("orientation", "size", "options", "decoded"),
     [
-        ((60, 60), {}, (101, 76)),
-        ((76, 76), {}, (202, 151)),
-        ((75, 75), {"crop_pct": 0.9}, (202, 151)),
-        ((151, 151), {}, (403, 301)),
-        ((301, 301), {}, (403, 301)),
-        ((302, 302), {}, (806, 602)),
-        ((800, 800), {}, (806, 602)),
-        ((100, 50), {}, (202, 151)),
-        ((75, 100), {"resize": "stretch"}, (101, 76)),
-        ((75, 202), {"resize": "stretch"}, (403, 301)),
-        (None, {}, (806, 602)),
+        (1, (60, 60), {}, (101, 76)),
+        (1, (76, 76), {}, (202, 151)),
+        (1, (75, 75), {"crop_pct": 0.9}, (202, 151)),
+        (1, (151, 151), {}, (403, 301)),
+        (1, (301, 301), {}, (403, 301)),
+        (1, (302, 302), {}, (806, 602)),
+        (1, (800, 800), {}, (806, 602)),
+        (1, (100, 50), {}, (202, 151)),
+        (1, (75, 100), {"resize": "stretch"}, (101, 76)),
+        (1, (75, 202), {"resize": "stretch"}, (403, 301)),
+        (1, None, {}, (806, 602)),
+        (6, (200, 100), {}, (202, 151)),  # from 602 x 806 pixels
+        (6, (100, 200), {}, (403, 301)),
     ],
 )
 def test_scale_is_the_smallest_that_covers_the_result(
-    monkeypatch: pytest.MonkeyPatch, size: tuple[int, int] | None, options: dict[str, Any], decoded: tuple[int, int]
+    monkeypatch: pytest.MonkeyPatch,
+    orientation: int,
+    size: tuple[int, int] | None,
+    options: dict[str, Any],
+    decoded: tuple[int, int],
 ) -> None:
     sizes = []
+    exif = Image.Exif()
+    exif[0x0112] = orientation
     to_rgb = decoding.to_rgb
     monkeypatch.setattr(decoding, "to_rgb", lambda image: sizes.append(image.size) or to_rgb(image))
-    decode(EncodedImage("x", encoded(photograph(806, 602), "JPEG")), size, **options)
+    decode(EncodedImage("x", encoded(photograph(806, 602), "JPEG", exif=exif)), size, **options)
     assert sizes == [decoded]
 
 
@@ -398,8 +413,8 @@ JPEGS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("size", [(60, 60), (96, 200), (1, 1)])
-@pytest.mark.parametrize("shape", [(1280, 960), (967, 1001)])
+@pytest.mark.parametrize("size", [(60, 60), (60, 120), (1, 1)])
+@pytest.mark.parametrize("shape", [(968, 720), (721, 967)])
 @pytest.mark.parametrize("kind", JPEGS)
 def test_scaled_jpeg_files_agree_with_a_full_decode(kind: str, shape: tuple[int, int], size: tuple[int, int]) -> None:
     mode, options = JPEGS[kind]
@@ -407,17 +422,17 @@ def test_scaled_jpeg_files_agree_with_a_full_decode(kind: str, shape: tuple[int,
     for choice in ({}, {"crop_pct": 0.7}, {"resize": "stretch"}):
         scaled = decode(EncodedImage("x", content), size, **choice)
         difference = (scaled.int() - decode(full(content), size, **choice).int()).abs().double()
-        assert difference.mean() <= 1.5 and difference.max() <= 10
+        assert difference.mean() <= 2 and difference.max() <= 20  # 4:2:2 at 1/8; 10 for the others
     with pytest.raises(ImageDecodeError, match=r"'x': .*truncated"):
         decode(EncodedImage("x", content[: len(content) * 3 // 4]), size)
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-@pytest.mark.parametrize("size", [(60, 60), (96, 200), (300, 200), None])
+@pytest.mark.parametrize("size", [(60, 60), (60, 120), (300, 200), None])
 def test_rotated_jpeg_files(orientation: int, size: tuple[int, int] | None) -> None:
     exif = Image.Exif()
     exif[0x0112] = orientation
-    content = encoded(photograph(1283, 957), "JPEG", exif=exif)
+    content = encoded(photograph(963, 718), "JPEG", exif=exif)
     image = EncodedImage("x", content)
     with Image.open(io.BytesIO(content)) as opened:
         upright = np.array(ImageOps.exif_transpose(opened))
@@ -425,7 +440,7 @@ def test_rotated_jpeg_files(orientation: int, size: tuple[int, int] | None) -> N
     for options in ({}, {"resize": "stretch"}):
         expected = decode(EncodedImage("upright", encoded(upright, "PPM")), size, **options)
         difference = (decode(image, size, **options).int() - expected.int()).abs().double()
-        assert difference.mean() <= (1 if size else 0) and difference.max() <= 10
+        assert difference.mean() <= (2 if size else 0) and difference.max() <= 10
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (2, 1), (1, 500), (500, 1), (17, 9)])
@@ -473,10 +488,10 @@ def images(draw: st.DrawFn) -> tuple[bytes, tuple[int, int]]:
     return encoded(image, kind), (width, height)
 
 
-def attempt(path: Path, size: int | None) -> torch.Tensor | str:
+def attempt(path: Path, size: tuple[int, int] | None) -> torch.Tensor | str:
     """Return the pixels, or an error that starts with the path."""
     try:
-        pixels = decode(path, size and (size, size), max_pixels=100_000)  # a flipped bit must not make a huge image
+        pixels = decode(path, size, max_pixels=100_000)  # a flipped bit must not make a huge image
     except ImageDecodeError as error:
         message = str(error)
         return message if message.startswith(f"{str(path)!r}: ") else pytest.fail(message)
@@ -484,14 +499,14 @@ def attempt(path: Path, size: int | None) -> torch.Tensor | str:
     return pixels
 
 
-@given(image=images(), size=st.sampled_from([None, 1, 32]), damage=st.floats(0, 1), flip=st.booleans())
+@given(image=images(), size=st.sampled_from([None, (1, 1), (32, 20)]), damage=st.floats(0, 1), flip=st.booleans())
 @settings(
     max_examples=150, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 def test_complete_truncated_and_damaged_files(
     tmp_path: Path,
     image: tuple[bytes, tuple[int, int]],
-    size: int | None,
+    size: tuple[int, int] | None,
     damage: float,
     flip: bool,
 ) -> None:
@@ -503,11 +518,11 @@ def test_complete_truncated_and_damaged_files(
     if isinstance(whole, str):
         assert "LAB" in whole
         return
-    assert whole.shape == (3, *((size, size) if size else (height, width)))
+    assert whole.shape == (3, *(size or (height, width)))
     place = int(damage * (len(content) - 1))
     damaged = bytes([content[place] ^ (1 << place % 8)]) + content[place + 1 :] if flip else b""
     path.write_bytes(content[:place] + damaged)
     pixels = attempt(path, size)
     if isinstance(pixels, torch.Tensor):
-        assert size is None or pixels.shape[1:] == (size, size)
+        assert size is None or pixels.shape[1:] == size
         assert flip or torch.equal(pixels, whole)

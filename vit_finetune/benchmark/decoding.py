@@ -39,7 +39,8 @@ BASE = "torchvision, Pillow images"
 def decoders(size: int) -> dict[str, Callable[[str], Tensor]]:
     """Return the functions to compare: a path to uint8 ``(3, size, size)``, the center of the image."""
     resize = [v2.Resize(size, v2.InterpolationMode.BICUBIC, antialias=True), v2.CenterCrop(size)]
-    on_images, on_tensors = v2.Compose([*resize, v2.PILToTensor()]), v2.Compose(resize)
+    on_images: Callable[[Image.Image], Tensor] = v2.Compose([*resize, v2.PILToTensor()])
+    on_tensors: Callable[[Tensor], Tensor] = v2.Compose(resize)
 
     def pillow(path: str) -> Tensor:
         with Image.open(path) as image:
@@ -105,8 +106,8 @@ def difference(path: str, size: int) -> tuple[float, float]:
     with tempfile.TemporaryDirectory() as folder:
         full = os.path.join(folder, "full.ppm")  # has no scales: it is always decoded in full
         Image.fromarray(decode(path).permute(1, 2, 0).numpy()).save(full)
-        difference = (decode(path, (size, size)).float() - decode(full, (size, size)).float()).abs()
-    return difference.mean().item(), difference.max().item()
+        absolute = (decode(path, (size, size)).float() - decode(full, (size, size)).float()).abs()
+    return absolute.mean().item(), absolute.max().item()
 
 
 def main(args: list[str]) -> None:

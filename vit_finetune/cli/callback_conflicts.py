@@ -26,11 +26,11 @@ REASONS: dict[type[Callback], str] = {
     "--model.unfreeze_by 3 (gradual unfreezing) or --model.freeze_backbone true.",
     BatchSizeFinder: "changes the batch size after options and schedule are fixed. Use the command tune --what "
     "batch_size.",
-    GradientAccumulationScheduler: "changes the number of optimizer steps, on which the learning rate schedule depends. "
+    GradientAccumulationScheduler: "changes the number of optimizer steps, on which the schedule depends. "
     "Use --trainer.accumulate_grad_batches, which is constant.",
     LearningRateFinder: "replaces the learning rate schedule. Use the command tune.",
-    ModelPruning: "looks for weights before the network is built. Prune the trained model with torch.nn.utils.prune, or "
-    "train a smaller one: --model.name.",
+    ModelPruning: "looks for weights before the network is built. Prune the trained model with torch.nn.utils.prune, "
+    "or train a smaller one: --model.name.",
     StochasticWeightAveraging: "replaces the learning rate schedule. Use --model.ema 0.999.",
     WeightAveraging: "copies the model before the network is built, and leaves the average out of the best checkpoint. "
     "Use --model.ema 0.999.",
@@ -77,8 +77,8 @@ def _same_files(callbacks: list[Callback]) -> list[str]:
     if not any(isinstance(callback, ResumeCheckpoint) for callback in callbacks):
         return []
     return [
-        "ModelCheckpoint with save_last would overwrite last.ckpt, which every run keeps (--last_checkpoint). Do not set "
-        "save_last, or set a dirpath."
+        "ModelCheckpoint with save_last would overwrite last.ckpt, which every run keeps (--last_checkpoint). Do not "
+        "set save_last, or set a dirpath."
         for callback in callbacks
         if isinstance(callback, ModelCheckpoint) and callback.save_last and callback.dirpath is None
     ]

@@ -133,17 +133,12 @@ class ImageDataModule(LightningDataModule):
 
     @override
     def setup(self, stage: str) -> None:
-        """Load the datasets of a stage.
-
-        Raises:
-            MisconfigurationException: There are fewer than two classes to train on.
-        """
+        """Load the datasets of a stage; refuse to train on fewer than two classes."""
         loaded = self.load_datasets(TrainerFn(stage).value)  # str() of the Trainer's enum is not the plain name
-        names = self.class_names
-        if stage == "fit" and names is not None and len(names) < 2:
+        if stage == "fit" and (names := self.class_names) is not None and len(names) < 2:
             raise MisconfigurationException(
-                f"The dataset has {len(names)} class ({', '.join(names)}); expected at least two to train a classifier. "
-                "Add a class, for example of other images."
+                f"The dataset has one class ({', '.join(names)}); expected at least two to train a classifier. Add a "
+                "class, for example of other images."
             )
         self.datasets.update({name: loaded[name] for name in STAGES[stage]})
 

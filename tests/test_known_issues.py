@@ -174,7 +174,7 @@ def test_shared_checkpoint_folder_says_what_it_wrote(
         main(["fit", *folder_args, "--best_checkpoint.dirpath=kept", f"--seed_everything={seed}"])
     names = [path.name for path in Path("kept").iterdir()]
     assert not [name for name in names if re.search(r"-v\d", name)]
-    assert capsys.readouterr().out.count("kept/best-") == 2
+    assert capsys.readouterr().out.count("  kept/best-") == 2
 
 
 def test_a_short_last_window_is_an_average_too(folder_args: list[str], tmp_path: Path) -> None:

@@ -48,10 +48,11 @@ def find(source: str | os.PathLike[str], runs: Path) -> Path:
         raise MisconfigurationException(
             f"{sharded} is a sharded checkpoint. Consolidate it first: python -m vit_finetune.checkpoint {sharded}"
         )
+    if found is None and keyword in KEYWORDS:
+        raise MisconfigurationException(f"no run in {runs} has {KEYWORDS[keyword]}. Train a model with fit first.")
     if found is None:
-        where = runs if keyword in KEYWORDS else folder
         raise MisconfigurationException(
-            f"{where} contains no checkpoint. Expected a run folder, a checkpoint, best or last."
+            f"{folder} contains no checkpoint. Expected a run folder, a checkpoint, best or last."
         )
     rank_zero_info(f"checkpoint: {describe(found)}")
     return found

@@ -12,7 +12,9 @@ import pytest
 from tests.conftest import TINY_MODEL, make_tree
 from tests.test_fault_tolerance import LIMIT, start
 
-SECONDS = 20  # in which all processes of a failed run have ended; without a mend they wait for half an hour
+SECONDS = (
+    90  # in which all processes of a failed run have ended, on a busy machine; left alone they wait for half an hour
+)
 FAILING = """
 import os, signal, time
 from lightning.pytorch import Callback
@@ -90,8 +92,7 @@ def test_all_processes_end_if_one_fails(
     code, output = end(process)
     assert (tmp_path / f"{point}-{rank}").exists(), output
     seconds = time.time() - (tmp_path / f"{point}-{rank}").stat().st_mtime
-    assert code != 0 and seconds < SECONDS
-    print(f"{seconds:.1f} s to end, exit {code}\n{output}")
+    assert code != 0 and seconds < SECONDS, output
     if by == "error":
         assert output.count("KeyError: 'injected'") == 1 and output.count("Traceback") == 1
     if rank == 1:

@@ -11,9 +11,9 @@ from vit_finetune.module import ViTClassifier
 class NetworkSummary(ModelSummary):
     """Print name, input, parameters and forward FLOPs of the network in two lines.
 
-    Lightning's ``ModelSummary``, a table, has a row for each metric, and no FLOPs, for which it would need an example
-    batch. Here everything is computed on the meta device, so the numbers are those of the whole network under every
-    strategy.
+    The table of Lightning's ``ModelSummary`` has a row for each metric, and no FLOPs, for which it would need an
+    example batch. Here everything is computed on the meta device, so the numbers are those of the whole network under
+    every strategy.
     """
 
     def __init__(self) -> None:

@@ -26,8 +26,8 @@ REASONS: dict[type[Callback], str] = {
     "--model.unfreeze_by 3 (gradual unfreezing) or --model.freeze_backbone true.",
     BatchSizeFinder: "changes the batch size after options and schedule are fixed. Use the command tune --what "
     "batch_size.",
-    GradientAccumulationScheduler: "changes the number of optimizer steps, on which the schedule depends. "
-    "Use --trainer.accumulate_grad_batches, which is constant.",
+    GradientAccumulationScheduler: "changes the number of optimizer steps that the learning rate schedule is "
+    "made for. Use --trainer.accumulate_grad_batches, which is constant.",
     LearningRateFinder: "replaces the learning rate schedule. Use the command tune.",
     ModelPruning: "looks for weights before the network is built. Prune the trained model with torch.nn.utils.prune, "
     "or train a smaller one: --model.name.",
@@ -47,7 +47,7 @@ def find(trainer: Trainer, resumed: bool) -> list[str]:
     Returns:
         One message per callback, with the reason and the alternative.
     """
-    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    callbacks: list[Callback] = vars(trainer)["callbacks"]  # the Trainer does not declare it
     problems = []
     for callback in callbacks:
         reason = next((text for kind, text in REASONS.items() if isinstance(callback, kind)), None)

@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -111,3 +112,12 @@ def test_port_that_is_taken(two: list[str], tmp_path: Path, monkeypatch: pytest.
     (error,) = [line for line in output.splitlines() if line.startswith("error: ")]
     assert f"MASTER_PORT {port}" in error and "in use" in error and "such as MASTER_PORT=" in error
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("port", ["abc", "0", "70000"])
+def test_port_that_is_not_one(
+    port: str, folder_args: list[str], fails: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MASTER_PORT", port)
+    message = fails("fit", *folder_args, "--trainer.devices=2", "--trainer.strategy=ddp")
+    assert f"MASTER_PORT is {port!r}; expected a number from 1 to 65535" in message

@@ -31,6 +31,8 @@ REASONS: dict[type[Callback], str] = {
     LearningRateFinder: "replaces the learning rate schedule. Use the command tune.",
     ModelPruning: "looks for weights before the network is built. Prune the trained model with torch.nn.utils.prune, "
     "or train a smaller one: --model.name.",
+    OnExceptionCheckpoint: "lets later runs resume from its file without being asked. Use "
+    "--last_checkpoint.every_n_steps 100, and --ckpt_path last to resume.",
     StochasticWeightAveraging: "replaces the learning rate schedule. Use --model.ema 0.999.",
     WeightAveraging: "copies the model before the network is built, and leaves the average out of the best checkpoint. "
     "Use --model.ema 0.999.",
@@ -64,10 +66,10 @@ def _condition(callback: Callback, trainer: Trainer, resumed: bool) -> str | Non
     on_cpu = trainer.strategy.root_device.type == "cpu"
     if isinstance(callback, DeviceStatsMonitor) and on_cpu and not find_spec("psutil"):
         return "needs psutil on a CPU: pip install psutil."
-    on_exception = isinstance(callback, OnExceptionCheckpoint) or getattr(callback, "save_on_exception", False)
-    if on_exception and trainer.world_size > 1:
+    if isinstance(callback, ModelCheckpoint) and callback.save_on_exception and trainer.world_size > 1:
         return (
-            "saves when one process fails, but the others would have to take part. Use --last_checkpoint.every_n_steps."
+            "with save_on_exception waits for the other processes where one has failed. Use "
+            "--last_checkpoint.every_n_steps."
         )
     return None
 

@@ -232,7 +232,7 @@ def _odd_sizes(images: list[ImageRecord]) -> Iterator[Finding]:
 def _imbalance(found: DataCheck) -> Iterator[Finding]:
     split, counts = found.splits[0], found.counts
     known = sorted((counts[split, name], name) for name in found.class_names if counts[split, name])
-    if known and known[-1][0] > IMBALANCED * known[0][0]:
+    if known and known[-1][0] >= IMBALANCED * known[0][0]:
         (least, rare), (most, common) = known[0], known[-1]
         text = f"{split}: imbalanced classes, from {least} of {rare} to {most} of {common}"
         yield Finding(False, f"{text}; fit --model.class_weights balanced weights the loss")

@@ -63,6 +63,19 @@ def check_notebook(trainer: Trainer, command: str) -> None:
         raise notebook_error(command)
 
 
+def check_port(trainer: Trainer) -> None:
+    """Refuse a rendezvous port that is not a port.
+
+    Raises:
+        MisconfigurationException: Names the variable and what is allowed.
+    """
+    port = os.environ.get("MASTER_PORT")
+    if port and trainer.strategy.launcher is not None and not (port.isdecimal() and 0 < int(port) < 2**16):
+        raise MisconfigurationException(
+            f"MASTER_PORT is {port!r}; expected a number from 1 to 65535. On a single machine leave it unset."
+        )
+
+
 def check_shards(trainer: Trainer, path: Path | None) -> None:
     """Refuse a sharded checkpoint that the strategy cannot read.
 

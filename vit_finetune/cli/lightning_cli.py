@@ -213,6 +213,7 @@ class ViTCLI(LightningCLI):
         with suppress(MisconfigurationException):  # an unknown --model.name is reported when the network is needed
             self.datamodule.input_size, self.datamodule.crop_pct = self.model.input_size, self.model.crop_pct
         launch.check_notebook(self.trainer, str(self.subcommand))
+        launch.check_port(self.trainer)
         launch.check_shards(self.trainer, self.checkpoint_path)
 
     @override

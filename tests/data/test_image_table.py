@@ -183,6 +183,8 @@ def test_missing_table_and_missing_column(table: Path, fails: Callable[..., str]
     assert fails("fit", *TINY, "--data=ImageTable", f"--data.table={table.parent}").endswith("is not a file.\n")
     message = fails("fit", *TINY, "--data=ImageTable", f"--data.table={table}", "--data.label_column=class")
     assert "has no column class. Its columns are image, label, split; choose" in message
+    other = write_csv(table.with_name("other.csv"), [["file", "class"], ["1.png", "a"]], ";")
+    assert f"{other} has no column image, label. Its columns are file, class; choose" in refused(other)
     assert "no column subset. " in refused(table, split_column="subset")
     assert "no column file. " in refused(table, "predict", image_column="file")
 

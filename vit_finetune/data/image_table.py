@@ -177,14 +177,15 @@ def _is_parquet(file: Path) -> bool:
 
 
 def _read_csv(file: Path, wanted: list[str]) -> Table:
-    """Read a CSV file; the delimiter is the one that separates the first wanted column from the others."""
+    """Read a CSV file; the delimiter is the most frequent one in the header that yields the first wanted column."""
     # Like file names, bytes that are not UTF-8 are kept.
     with open(file, newline="", encoding="utf-8-sig", errors="surrogateescape") as stream:
         header = stream.readline()
         if "\0" in header or not header.strip():
             what = "is neither a CSV file in UTF-8 nor a Parquet file" if header.strip() else "is empty"
             raise MisconfigurationException(f"--data.table {file} {what}.")
-        delimiter = next((mark for mark in ",;\t" if wanted[0] in _fields(header, mark)), ",")
+        frequent = sorted(",;\t", key=header.count, reverse=True)
+        delimiter = next((mark for mark in frequent if wanted[0] in _fields(header, mark)), frequent[0])
         stream.seek(0)
         reader = csv.reader(stream, delimiter=delimiter, skipinitialspace=True)
         try:

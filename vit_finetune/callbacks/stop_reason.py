@@ -22,7 +22,7 @@ class StopReason(Callback):
     @override
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: Checkpoint) -> None:
         states = checkpoint["callbacks"]
-        for callback in _callbacks(trainer):
+        for callback in callbacks_of(trainer):
             if isinstance(callback, Timer):
                 states.pop(callback.state_key, None)
             elif isinstance(callback, EarlyStopping) and callback.state_key in states:
@@ -41,7 +41,7 @@ class StopReason(Callback):
 
 
 def _reasons(trainer: Trainer) -> Iterator[str]:
-    for callback in _callbacks(trainer):
+    for callback in callbacks_of(trainer):
         if isinstance(callback, EarlyStopping) and callback.stopping_reason != EarlyStoppingReason.NOT_STOPPED:
             why = str(callback.stopping_reason_message).removesuffix(" Signaling Trainer to stop.")
             if callback.stopping_reason == EarlyStoppingReason.PATIENCE_EXHAUSTED:
@@ -57,11 +57,12 @@ def _reasons(trainer: Trainer) -> Iterator[str]:
 
 def _others(trainer: Trainer) -> str:
     """Name the callbacks of the user, of which one set ``trainer.should_stop``."""
-    own = [type(callback) for callback in _callbacks(trainer)]
+    own = [type(callback) for callback in callbacks_of(trainer)]
     names = [kind.__name__ for kind in own if kind.__module__.split(".")[0] not in ("lightning", "vit_finetune")]
     return f"a callback that set trainer.should_stop{': ' if names else ''}{' or '.join(names)}"
 
 
-def _callbacks(trainer: Trainer) -> list[Callback]:
-    callbacks: list[Callback] = getattr(trainer, "callbacks", [])  # not declared by Lightning
+def callbacks_of(trainer: Trainer) -> list[Callback]:
+    """Return all callbacks of a Trainer, in their order."""
+    callbacks: list[Callback] = vars(trainer)["callbacks"]  # the Trainer does not declare it
     return callbacks

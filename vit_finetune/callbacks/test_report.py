@@ -68,6 +68,6 @@ def _about(trainer: Trainer) -> dict[str, str]:
     about = {"checkpoint": str(trainer.ckpt_path or "none"), "precision": str(trainer.precision)}
     data = getattr(trainer, "datamodule", None)
     if data is not None:
-        root = f", {data.root}" if hasattr(data, "root") else ""
-        about["data"] = f"{type(data).__name__}{root}"
+        place = getattr(data, "root", None) or getattr(data, "title", None)
+        about["data"] = f"{type(data).__name__}, {place}" if place else type(data).__name__
     return about

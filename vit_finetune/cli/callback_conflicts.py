@@ -19,6 +19,7 @@ from lightning.pytorch.callbacks import (
 )
 
 from vit_finetune.callbacks import ResumeCheckpoint
+from vit_finetune.callbacks.stop_reason import callbacks_of
 
 # Also of classes that are derived from these.
 REASONS: dict[type[Callback], str] = {
@@ -49,7 +50,7 @@ def find(trainer: Trainer, resumed: bool) -> list[str]:
     Returns:
         One message per callback, with the reason and the alternative.
     """
-    callbacks: list[Callback] = vars(trainer)["callbacks"]  # the Trainer does not declare it
+    callbacks = callbacks_of(trainer)
     problems = []
     for callback in callbacks:
         reason = next((text for kind, text in REASONS.items() if isinstance(callback, kind)), None)

@@ -45,7 +45,7 @@ def images_seen(state: Mapping[str, int], now: GlobalBatch) -> int:
         state: Of :class:`ResumableDataLoader`.
         now: Global batch of this run.
     """
-    per_device = state.get("images_done", state.get("pictures_done", 0))  # the second key is that of version 0.1.0
+    per_device = next(iter(state.values()), 0)  # the first key, which version 0.1.0 called otherwise
     return per_device * trained_with(state, now).replicas
 
 

@@ -84,8 +84,8 @@ def _check(format: str, target: Path, data: ImageDataModule, batch_sizes: tuple[
         require("--batch_sizes", size, 1)
     if reason := data.unavailable_reason():
         raise MisconfigurationException(
-            f"export verifies the file on the validation images. {reason} Set --data.root to their folder on this "
-            "machine."
+            f"export verifies the file on the validation images. {reason} Set that option to where the images are on "
+            "this machine."
         )
 
 

@@ -62,9 +62,9 @@ class PredictionTables:
         # A JSON encoder would take longer than all the rest of a row.
         if error is None:
             numbers = (self._numbers % tuple(probabilities)).replace("nan", "NaN").split()  # as JSON writes it
-            best = list(zip(labels, numbers, strict=True))
-            cells = [cell for label, number in best for cell in (self._classes[label], number)]
-            top = [f"{self._json_classes[label]}{number}}}" for label, number in best]
+            cells = self._blank.copy()
+            cells[::2], cells[1::2] = [self._classes[label] for label in labels], numbers
+            top = [f"{self._json_classes[label]}{number}}}" for label, number in zip(labels, numbers, strict=True)]
             first, reason = top[0][1:-1], "null"
         else:
             cells, top = self._blank, []

@@ -427,4 +427,4 @@ def test_ten_times_the_images_need_no_more_memory(checkpoint: Path, tmp_path: Pa
         _, status, usage = os.wait4(process.pid, 0)
         assert status == 0 and len(Path(f"{count}.csv").read_text().splitlines()) == count + 1
         peaks.append(usage.ru_maxrss / 1024)
-    assert peaks[1] - peaks[0] < 50, peaks
+    assert peaks[1] - peaks[0] < 50, peaks  # MB

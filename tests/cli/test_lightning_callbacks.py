@@ -97,6 +97,13 @@ def test_spike_detection_is_not_resumed(folder_args: list[str], tmp_path: Path, 
     assert "Resume without it" in fails("fit", *folder_args, *options("SpikeDetection", []), *more)
 
 
+def test_spike_is_reported_in_one_line(folder_args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    every_fall = options("SpikeDetection", ["mode=max", "rtol=0"])
+    with pytest.raises(SystemExit) as stop:
+        main(["fit", *folder_args, "--trainer.max_epochs=3", *every_fall])
+    assert stop.value.code == 1 and "error: Training spike detected in batch" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("own", [["--best_checkpoint.save_last=true"], options("ModelCheckpoint", ["save_last=true"])])
 def test_last_checkpoint_is_not_overwritten(own: list[str], folder_args: list[str], fails: Callable[..., str]) -> None:
     assert "would overwrite last.ckpt" in fails("fit", *folder_args, *own)

@@ -158,8 +158,9 @@ def _failure(processes: list[subprocess.Popen[bytes]]) -> str | None:
     while processes and time.monotonic() < deadline:
         for rank, process in enumerate(processes, 1):
             if code := process.poll():
-                end = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"failed with exit code {code}"
-                return f"Process {rank} of the run {end}; its own message is above. All other processes were ended."
+                killed = code < 0 and f"was killed by {signal.Signals(-code).name}, as when memory runs out"
+                end = killed or f"failed with exit code {code}; its own message is above"
+                return f"Process {rank} of the run {end}. All processes of the run were ended."
         time.sleep(0.1)
     return None
 

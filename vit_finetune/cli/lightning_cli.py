@@ -194,12 +194,15 @@ class ViTCLI(LightningCLI):
             if "interactive" in str(error):  # the strategy cannot start its processes from a notebook
                 raise launch.notebook_error(str(self.subcommand)) from error
             raise
-        # Lightning's checks of accelerator, devices, strategy, callbacks and so on.
-        except (ValueError, TypeError, RuntimeError) as error:
-            needs_gpu, twice = "requires a GPU" in str(error), "more than one stateful callback" in str(error)
+        except (ValueError, TypeError) as error:  # Lightning's checks of accelerator, devices, strategy and so on
+            needs_gpu = "requires a GPU" in str(error)
             hint = " On a CPU FSDP2 works: --config configs/strategy/fsdp2.yaml." if needs_gpu else ""
-            hint = " Remove one of them: --best_checkpoint and --trainer.max_time each add one." if twice else hint
             raise MisconfigurationException(f"{error}{hint}") from error
+        except RuntimeError as error:
+            if "more than one stateful callback" not in str(error):
+                raise
+            hint = "Remove one of them: --best_checkpoint and --trainer.max_time each add one."
+            raise MisconfigurationException(f"{error} {hint}") from error
         chosen = any(isinstance(logger, TensorBoardLogger) for logger in as_list(given.logger)[:1])
         if isinstance(trainer, RunTrainer) and not given.fast_dev_run and not chosen:
             trainer.run = run

@@ -13,6 +13,7 @@ import torch
 import yaml
 from jsonargparse import set_parsing_settings
 from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.fabric.utilities.spike import TrainingSpikeException
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch.distributed import DistNetworkError
@@ -160,7 +161,8 @@ def explain(error: Exception) -> str | None:
     if isinstance(error, DistNetworkError):
         return launch.port_problem(error)
     # OSError: a full disk, a file in place of a folder, no permission.
-    if isinstance(error, (NonFiniteLossError, ProcessFailedError, ExportMismatchError, OSError)):
+    known = (NonFiniteLossError, ProcessFailedError, ExportMismatchError, TrainingSpikeException, OSError)
+    if isinstance(error, known):
         return str(error)
     return None
 

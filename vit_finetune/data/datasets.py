@@ -206,7 +206,7 @@ class UnlabeledImageDataset(ImageFileDataset):
     @override
     def __getitems__(self, positions: list[int]) -> Batch:
         batch = super().__getitems__(positions)
-        batch["error"] = [self.errors.get(position) for position in batch["index"].tolist()]
+        batch["error"] = [self.errors.pop(position, None) for position in batch["index"].tolist()]
         return batch
 
 

@@ -122,10 +122,11 @@ def test_dataset_of_your_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     read = "def read(stage):\n    return torch.randint(256, (20, 3, 32, 32), dtype=torch.uint8), torch.arange(20) % 2\n"
     (tmp_path / "readme_data.py").write_text(f"import torch\n{code}\n\n{read}")
     monkeypatch.syspath_prepend(tmp_path)
-    main(["fit", *TINY_MODEL, *CPU, "--data=readme_data.MyData", "--data.batch_size=4", "--trainer.max_epochs=1"])
-    main(["test", "--ckpt_path=last", *CPU])
+    data = "--data=readme_data.MyData"
+    main(["fit", *TINY_MODEL, *CPU, data, "--data.batch_size=4", "--trainer.max_epochs=1"])
+    main(["test", "--ckpt_path=last", data, *CPU])
     assert only(tmp_path, "report.json")
-    main(["predict", "--ckpt_path=last", *CPU])
+    main(["predict", "--ckpt_path=last", data, *CPU])
     rows = list(csv.DictReader(only(tmp_path, "predictions.csv").read_text().splitlines()))
     assert [row["path"] for row in rows] == [f"predict/{i}" for i in range(20)]
     assert {row["class"] for row in rows} <= {"cat", "dog"}

@@ -28,14 +28,17 @@ def read_header(path: Path) -> Checkpoint:
     Raises:
         MisconfigurationException: The file is not a Lightning checkpoint, or would run code.
     """
-    # A sharded checkpoint is a folder; its hyperparameters are in meta.pt.
-    file = path / "meta.pt" if path.is_dir() else path
+    file = path / "meta.pt" if path.is_dir() else path  # a sharded checkpoint is a folder
+    if path.is_dir() and not file.exists():
+        raise MisconfigurationException(f"--ckpt_path {path} is a folder; expected a checkpoint, best or last.")
     try:
         checkpoint = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
     except Exception as error:  # torch raises all kinds of errors on files that are not checkpoints
         raise MisconfigurationException(f"--ckpt_path {path} {unreadable(error)}") from error
     if not isinstance(checkpoint, dict):
-        raise MisconfigurationException(f"--ckpt_path {path} is not a checkpoint: it contains a {type(checkpoint)}.")
+        raise MisconfigurationException(
+            f"--ckpt_path {path} is not a checkpoint: it contains a {type(checkpoint).__name__}."
+        )
     if "pytorch-lightning_version" not in checkpoint:
         raise MisconfigurationException(
             f"--ckpt_path {path} contains only weights. To start a new run from them: fit --model.weights {path}"

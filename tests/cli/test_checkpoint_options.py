@@ -217,7 +217,7 @@ def broken(kind: str) -> tuple[Path, str]:
     path = Path("given.pth")
     if kind == "folder":
         path.mkdir()
-        return path, "cannot be read"
+        return path, "is a folder"
     if kind == "system":
         torch.save({"state_dict": Runs(os.system, "touch ran"), "pytorch-lightning_version": "2"}, path)
         return path, f"would call {os.system.__module__}.system"

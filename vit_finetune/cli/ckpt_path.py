@@ -93,8 +93,10 @@ def peek(args: ArgsType) -> argparse.Namespace:
 
 def _environment(args: list[str]) -> list[str]:
     """Return the options that are set by environment variables as arguments."""
-    names = {name: f"{PREFIX}_{command_name(args)}__{name.replace('.', '__').upper()}" for name in ("config", *PEEKED)}
-    return [f"--{name}={os.environ[variable]}" for name, variable in names.items() if variable in os.environ]
+    prefix = f"{PREFIX}_{command_name(args)}__"
+    options = {name.removeprefix(prefix): name for name in os.environ if name.startswith(prefix)}
+    config = [f"--config={os.environ[options.pop('CONFIG')]}"] if "CONFIG" in options else []  # the others override it
+    return config + [f"--{key.lower().replace('__', '.')}={os.environ[name]}" for key, name in options.items()]
 
 
 class _ConfigFile(argparse.Action):

@@ -73,6 +73,7 @@ def test_two_processes_equal_one_on_the_same_global_batch(more: list[str], tmp_p
         f"--data.root={tree}",
         "--trainer.max_epochs=2",
         "--data.shift=0",
+        "--data.crop_scale=0",
     ]
     options += ["--data.flip=false", "--model.optimizer=sgd", "--model.lr=0.05"]
     one = ["--trainer.accelerator=cpu", "--trainer.devices=1", "--data.batch_size=6", "--experiment=one"]

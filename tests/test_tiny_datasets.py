@@ -75,7 +75,7 @@ def test_one_class_can_be_tested_but_not_trained(
 ) -> None:
     single = keep_class_a(make_tree(tmp_path / "single", {"train": 6, "val": 3, "test": 3}), "train", "val", "test")
     message = fails("fit", *folder_args, f"--data.root={single}")
-    assert "The dataset has 1 class (a); expected at least two" in message
+    assert "The dataset has one class (a); expected at least two" in message
     assert not list(tmp_path.rglob("config.yaml"))
     run("fit", *folder_args, "--experiment=three")
     best = only(tmp_path / "runs" / "three", "best-*.ckpt")

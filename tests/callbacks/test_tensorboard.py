@@ -247,7 +247,7 @@ def head_inputs(run: Path, images: Path) -> torch.Tensor:
     """Return what the head of the best checkpoint receives for the five images that the projector shows."""
     model = ViTClassifier.load(run)
     paths = [images / name for name in ("a/00.png", "a/02.png", "b/01.png", "c/00.png", "c/02.png")]
-    pixels = torch.stack([decode(path, size=(32, 32)) for path in paths])
+    pixels = torch.stack([decode(path, size=(32, 32), crop_pct=model.crop_pct) for path in paths])
     net: Any = model.net
     with torch.no_grad():
         features: torch.Tensor = net.forward_head(net.forward_features(model.preprocess(pixels)), pre_logits=True)

@@ -70,7 +70,7 @@ def left_out(*args: str) -> tuple[dict[str, Any], list[str]]:
 # A checkpoint of another version
 
 
-@pytest.mark.parametrize("command", ["validate", "test", "predict", "export", "check-data", "tune"])
+@pytest.mark.parametrize("command", ["validate", "predict", "export", "check-data"])
 def test_unknown_options_are_left_out(command: str) -> None:
     edit_model(dropout=0.1)
     edit_data(crop=[1, 2], cache_gb=1.5)
@@ -151,7 +151,7 @@ def own(monkeypatch: pytest.MonkeyPatch) -> str:
     return f"{name}.MyData"
 
 
-@pytest.mark.parametrize("command", ["test", "predict", "export", "fit", "check-data"])
+@pytest.mark.parametrize("command", ["test", "export", "fit"])
 def test_a_class_of_the_checkpoint_is_not_imported(own: str, command: str, fails: Callable[..., str]) -> None:
     message = fails(command, f"--ckpt_path={LAST}", "--data.size=32")
     assert f"{LAST} was trained with data {own}" in message and f"Give --data {own} to use it" in message

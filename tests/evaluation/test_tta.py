@@ -51,7 +51,7 @@ def test_a_checkpoint_trained_without_it(folder_args: list[str], tree: Path, tmp
     main(["test", "--ckpt_path=best", *CPU, "--model.tta=flip"])
     main(["predict", "--ckpt_path=best", *CPU, "--model.tta=flip"])
     model, data = ViTClassifier.load(best), ImageFolder(str(tree))
-    data.input_size = model.input_size
+    data.input_size, data.crop_pct = model.input_size, model.crop_pct
     data.setup("test")
     images = data.datasets["test"]
     expected = mean_probability(model, images.images)
@@ -67,12 +67,12 @@ def test_a_checkpoint_trained_without_it(folder_args: list[str], tree: Path, tmp
 
 def test_fit_validates_with_it_and_trains_without(folder_args: list[str], tree: Path, tmp_path: Path) -> None:
     """With a learning rate of zero the epoch can be counted again."""
-    still = ["--model.lr=0", "--model.min_lr=0", "--data.shift=0", "--data.flip=false"]
+    still = ["--model.lr=0", "--model.min_lr=0", "--data.shift=0", "--data.crop_scale=0", "--data.flip=false"]
     main(["fit", *folder_args, *still, "--model.tta=flip"])
     last = only(tmp_path / "runs", "last.ckpt")
     assert torch.load(last, weights_only=True)["hyper_parameters"]["tta"] == "flip"
     model, data = ViTClassifier.load(last), ImageFolder(str(tree))
-    data.input_size = model.input_size
+    data.input_size, data.crop_pct = model.input_size, model.crop_pct
     data.setup("fit")
     train, val = data.datasets["train"], data.datasets["val"]
     tags = scalars(tmp_path / "runs")

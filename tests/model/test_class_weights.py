@@ -75,7 +75,13 @@ def test_equal_weights_change_nothing() -> None:
 
 def test_only_the_training_loss_is_weighted(imbalanced: Path, tmp_path: Path) -> None:
     """With a learning rate of zero the epoch can be counted again; the option stays a word in the checkpoint."""
-    data = ["--data=ImageFolder", f"--data.root={imbalanced}", "--data.shift=0", "--data.flip=false"]
+    data = [
+        "--data=ImageFolder",
+        f"--data.root={imbalanced}",
+        "--data.shift=0",
+        "--data.crop_scale=0",
+        "--data.flip=false",
+    ]
     main(["fit", *TINY, *data, "--model.lr=0", "--model.min_lr=0", "--model.class_weights=balanced"])
     last = only(tmp_path / "runs", "last.ckpt")
     assert torch.load(last, weights_only=True)["hyper_parameters"]["class_weights"] == "balanced"

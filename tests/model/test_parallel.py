@@ -19,7 +19,14 @@ def options(tmp_path: Path) -> list[str]:
     """Twelve steps on fixed images, every step logged."""
     tree = make_tree(tmp_path / "images", {"train": 8, "val": 3})
     options = [*TINY_MODEL, "--data=ImageFolder", f"--data.root={tree}", "--trainer.max_epochs=3"]
-    return [*options, "--model.lr=1e-3", "--trainer.log_every_n_steps=1", "--data.shift=0", "--data.flip=false"]
+    return [
+        *options,
+        "--model.lr=1e-3",
+        "--trainer.log_every_n_steps=1",
+        "--data.shift=0",
+        "--data.crop_scale=0",
+        "--data.flip=false",
+    ]
 
 
 @pytest.mark.parametrize(

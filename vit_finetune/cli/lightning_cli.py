@@ -201,7 +201,7 @@ class ViTCLI(LightningCLI):
         except RuntimeError as error:
             if "more than one stateful callback" not in str(error):
                 raise
-            hint = "Remove one of them: --best_checkpoint and --trainer.max_time each add one."
+            hint = "Remove one of them; --trainer.max_time adds a Timer."
             raise MisconfigurationException(f"{error} {hint}") from error
         chosen = any(isinstance(logger, TensorBoardLogger) for logger in as_list(given.logger)[:1])
         if isinstance(trainer, RunTrainer) and not given.fast_dev_run and not chosen:

@@ -7,7 +7,6 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import SaveConfigCallback
@@ -118,7 +117,7 @@ class SaveConfig(SaveConfigCallback):
     """Save the options of a run as ``config.yaml``, those of other commands as ``test.yaml`` and so on.
 
     The options of a resumed run replace the first ones, which are kept as ``config-1.yaml``. Nothing is left of a run
-    that is refused: the options are saved when model, data and checkpoint fit together, and a new folder is deleted.
+    that did not start: the options are saved when model, data and checkpoint fit together, and a new folder is deleted.
     """
 
     _started = False
@@ -148,6 +147,7 @@ class SaveConfig(SaveConfigCallback):
         if self.already_saved or not trainer.is_global_zero:
             return
         self.already_saved = True
+        self._started = trainer.state.fn != "fit"
         self._file.parent.mkdir(parents=True, exist_ok=True)
         resumed = trainer.state.fn == "fit" and trainer.ckpt_path is not None
         if resumed and self._file.exists():
@@ -163,6 +163,5 @@ class SaveConfig(SaveConfigCallback):
 
     @override
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        refused = isinstance(exception, MisconfigurationException) and not self._started
-        if refused and trainer.is_global_zero and isinstance(trainer, RunTrainer) and trainer.run:
+        if not self._started and trainer.is_global_zero and isinstance(trainer, RunTrainer) and trainer.run:
             trainer.run.discard()

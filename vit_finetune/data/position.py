@@ -45,7 +45,8 @@ def images_seen(state: Mapping[str, int], now: GlobalBatch) -> int:
         state: Of :class:`ResumableDataLoader`.
         now: Global batch of this run.
     """
-    per_device = next(iter(state.values()), 0)  # the first key, which version 0.1.0 called otherwise
+    # Version 0.1.0 had another word before "_done".
+    per_device = next((done for name, done in state.items() if name.endswith("_done")), 0)
     return per_device * trained_with(state, now).replicas
 
 

@@ -53,7 +53,8 @@ def strip(checkpoint: Path, target: Path) -> None:
         content = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
         preprocessing = content["vit_finetune"]["preprocessing"]
     except Exception as error:  # torch raises all kinds of errors on files that are not checkpoints
-        raise MisconfigurationException(f"{checkpoint} {unreadable(error)}") from error
+        reason = unreadable(error)
+        raise MisconfigurationException(f"{checkpoint} is not a checkpoint of this project: it {reason}") from error
     tensors = {
         key.removeprefix("net."): value.half().contiguous()
         for key, value in content["state_dict"].items()

@@ -35,18 +35,27 @@ def trained(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.slow)])
-def test_each_image_is_scored_and_predicted_once(processes: int, trained: Path, tmp_path: Path) -> None:
+def test_each_image_is_scored_and_predicted_once(
+    processes: int, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Five images, one wrong: 0.8 on one and on several processes, and the same tables of predictions."""
     options = [f"--ckpt_path={trained}", f"--data.root={tmp_path / 'five'}", "--data.batch_size=1"]
     tables, reports = [], []
+
+    def run(*args: str) -> str:
+        if "--trainer.devices=1" not in args:
+            return run_command(*args, folder=tmp_path)
+        main(list(args))
+        return capsys.readouterr().out
+
     cpu = "--trainer.accelerator=cpu"
     several = [cpu, f"--trainer.devices={processes}", "--trainer.strategy=ddp"]
     for number, devices in (("", [cpu, "--trainer.devices=1"]), ("-1", several)):
-        out = run_command("test", *options, *devices, folder=tmp_path)
+        out = run("test", *options, *devices)
         row = next(line for line in out.splitlines() if "test/acc" in line)
         assert "0.8" in row and "0.83" not in row, row
         reports.append(max(tmp_path.rglob("report.json"), key=lambda path: path.stat().st_mtime_ns))
-        run_command("predict", *options, *devices, folder=tmp_path)
+        run("predict", *options, *devices)
         tables.append({path.suffix: path.read_bytes() for path in tmp_path.rglob(f"predictions{number}.*")})
     rows = csv.DictReader(tables[0][".csv"].decode().splitlines())
     assert [row["error"] for row in rows] == ["the file is empty", *[""] * 5]

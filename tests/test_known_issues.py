@@ -63,7 +63,7 @@ def test_other_classes_than_the_checkpoints_are_refused(
     assert "does not match the network" in message and "img_size" in message
 
 
-@pytest.mark.parametrize(("batch", "workers"), [(1, 0), (4, 1), (64, 2), (4, 8)])
+@pytest.mark.parametrize(("batch", "workers"), [(1, 0), (64, 2), pytest.param(4, 8, marks=pytest.mark.slow)])
 def test_all_commands_with_all_kinds_of_loader(
     folder_args: list[str], tmp_path: Path, batch: int, workers: int
 ) -> None:

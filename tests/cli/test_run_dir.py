@@ -97,8 +97,13 @@ BOTH += ["--trainer.logger+=TensorBoardLogger", "--trainer.logger.save_dir=tb"]
 
 @pytest.mark.parametrize(
     "options",
-    [CSV, SHARED, [*SHARED, "--trainer.logger.save_dir=runs"], ["--trainer.logger=false"], BOTH],
-    ids=["csv", "no-folder", "shared-folder", "none", "two"],
+    [
+        pytest.param(CSV, id="csv", marks=pytest.mark.slow),
+        pytest.param(SHARED, id="no-folder", marks=pytest.mark.slow),
+        pytest.param([*SHARED, "--trainer.logger.save_dir=runs"], id="shared-folder"),
+        pytest.param(["--trainer.logger=false"], id="none"),
+        pytest.param(BOTH, id="two", marks=pytest.mark.slow),
+    ],
 )
 def test_each_run_has_its_folder_whatever_the_logger(options: list[str], folder_args: list[str]) -> None:
     for _ in range(2):

@@ -71,7 +71,7 @@ def test_fit_validates_with_it_and_trains_without(folder_args: list[str], tree: 
     main(["fit", *folder_args, *still, "--model.tta=flip"])
     last = only(tmp_path / "runs", "last.ckpt")
     assert torch.load(last, weights_only=True)["hyper_parameters"]["tta"] == "flip"
-    model, data = ViTClassifier.load(last), ImageFolder(str(tree))
+    model, data = ViTClassifier.load(last), ImageFolder(str(tree), crop_scale=0)
     data.input_size, data.crop_pct = model.input_size, model.crop_pct
     data.setup("fit")
     train, val = data.datasets["train"], data.datasets["val"]

@@ -32,7 +32,7 @@ def options(tmp_path: Path) -> list[str]:
 @pytest.mark.parametrize(
     ("name", "batch_size"),
     [
-        ("ddp_cpu", 3),
+        pytest.param("ddp_cpu", 3, marks=pytest.mark.slow),
         ("fsdp2", 3),
         ("tensor_parallel", 6),
         pytest.param("fsdp2_tensor_parallel", 3, marks=pytest.mark.slow),

@@ -1,6 +1,7 @@
 """Exceptions of this project, and checks that name the option, its value and what is allowed."""
 
 import re
+import math
 from collections.abc import Iterable
 
 from lightning.fabric.utilities.exceptions import MisconfigurationException
@@ -26,21 +27,28 @@ class ExportMismatchError(RuntimeError):
     """The predictions of an exported file differ from those of its checkpoint."""
 
 
-def require(option: str, value: float, low: float, high: float | None = None) -> None:
+def require(option: str, value: float | None, low: float, high: float | None = None) -> None:
     """Check that the value of an option is in range.
 
     Args:
         option: Name on the command line, such as ``--data.batch_size``.
-        value: As given.
+        value: As given; the parser accepts null for every option.
         low: Smallest allowed value.
         high: Largest allowed value; ``None`` for no limit.
 
     Raises:
-        MisconfigurationException: The value is out of range, or NaN.
+        MisconfigurationException: The value is out of range, NaN or infinite.
     """
-    if not (value >= low and (high is None or value <= high)):
-        expected = f"at least {low}" if high is None else f"a value between {low} and {high}"
-        raise MisconfigurationException(f"{option} is {value}; expected {expected}.")
+    if problem := out_of_range(option, value, low, high):
+        raise MisconfigurationException(problem)
+
+
+def out_of_range(option: str, value: float | None, low: float, high: float | None = None) -> str | None:
+    """Return the message of :func:`require`, ``None`` if the value is in range."""
+    if value is not None and math.isfinite(value) and low <= value and (high is None or value <= high):
+        return None
+    expected = f"at least {low}" if high is None else f"a value between {low} and {high}"
+    return f"{option} is {'null' if value is None else value}; expected {expected}."
 
 
 def raise_problems(problems: Iterable[str | None]) -> None:

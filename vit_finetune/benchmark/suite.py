@@ -87,7 +87,7 @@ def read(path: Path) -> list[Variant]:
         )
     try:
         suite = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise MisconfigurationException(f"--suite {path} is not valid YAML: {' '.join(str(error).split())}") from error
     _check(suite, SUITE, str(path))
     if not suite.get("variants"):

@@ -95,6 +95,8 @@ class ViTCLI(LightningCLI):
         if args is None or isinstance(args, list):
             args = expand_config_files(sys.argv[1:] if args is None else args)
         typed: Any = peek(args)
+        if typed.ckpt_path == "":
+            raise MisconfigurationException("--ckpt_path is empty; expected a file, best, last or restart.")
         if not typed.ckpt_path:
             self._parse(args)
             typed = self._options  # a config file of the whole command line may name a checkpoint
@@ -194,7 +196,7 @@ class ViTCLI(LightningCLI):
             if "interactive" in str(error):  # the strategy cannot start its processes from a notebook
                 raise launch.notebook_error(str(self.subcommand)) from error
             raise
-        except (ValueError, TypeError) as error:  # Lightning's checks of accelerator, devices, strategy and so on
+        except (ValueError, TypeError, ImportError) as error:  # Lightning's checks of accelerator, strategy and so on
             needs_gpu = "requires a GPU" in str(error)
             hint = " On a CPU FSDP2 works: --config configs/strategy/fsdp2.yaml." if needs_gpu else ""
             raise MisconfigurationException(f"{error}{hint}") from error

@@ -73,7 +73,7 @@ def expand_config_files(args: list[str]) -> list[str]:
     """Expand the paths of ``--config``, which the parser opens while it parses; return the other arguments unchanged.
 
     Raises:
-        MisconfigurationException: A variable is not set.
+        MisconfigurationException: A variable is not set, or a file is not text.
     """
     variable = f"{PREFIX}_{command_name(args)}__CONFIG"
     if variable in os.environ:
@@ -88,8 +88,18 @@ def expand_config_files(args: list[str]) -> list[str]:
 
 
 def _expanded_file(value: str) -> str:
-    inline = value.lstrip().startswith("{") or "\n" in value or ": " in value  # options in place of a file name
-    return value if inline else expand(value, "--config")
+    if value.lstrip().startswith("{") or "\n" in value or ": " in value:  # options in place of a file name
+        return value
+    path = expand(value, "--config")
+    if os.path.isfile(path):
+        try:
+            Path(path).read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise MisconfigurationException(
+                f"--config {value} is not a text file in UTF-8 ({error}); expected YAML. A checkpoint is given with "
+                "--ckpt_path."
+            ) from error
+    return path
 
 
 def command_name(args: list[str]) -> str:

@@ -16,10 +16,17 @@ from vit_finetune import environment
 from vit_finetune.cli import callback_conflicts, monitors, preflight_epoch, preflight_resume
 from vit_finetune.cli.run_dir import RunTrainer
 from vit_finetune.data import ImageDataModule
-from vit_finetune.errors import raise_problems
-from vit_finetune.model import class_weights, lora, memory, precision, pretrained, unfreeze
+from vit_finetune.errors import out_of_range, raise_problems
+from vit_finetune.model import class_weights, flops, lora, memory, precision, pretrained, unfreeze
 from vit_finetune.module import ViTClassifier
 
+RANGES: dict[str, tuple[float, float | None]] = {  # of numbers among the options of the model
+    **dict.fromkeys(("lr", "min_lr", "weight_decay", "head_lr_scale"), (0, None)),
+    **dict.fromkeys(("label_smoothing", "warmup", "layer_decay"), (0, 1)),
+    "drop_path": (0, 0.99),
+    "lr_for_batch": (1, None),
+}
+MAY_BE_NULL = ("layer_decay", "lr_for_batch")
 BAD_LIGHTNING = {"2.6.2", "2.6.3"}  # malicious releases that were on the registry for some hours
 OLDEST_LIGHTNING = (2, 6, 6)  # earlier releases let a checkpoint run code
 
@@ -57,6 +64,9 @@ def _invalid_options(model: ViTClassifier) -> list[str | None]:
     """Find values that are out of range, and options that exclude each other."""
     h: Any = model.hparams
     problems: list[str | None] = []
+    for name, (low, high) in RANGES.items():
+        if h[name] is not None or name not in MAY_BE_NULL:
+            problems.append(out_of_range(f"--model.{name}", h[name], low, high))
     if h.ema is not None and not 0 <= h.ema < 1:
         problems.append(f"--model.ema is {h.ema}; expected at least 0 and below 1, such as 0.999.")
     if h.class_names is not None and len(h.class_names) < 2:
@@ -151,8 +161,11 @@ def _too_large(trainer: Trainer, model: ViTClassifier) -> str | None:
     config = model.config
     try:
         weights = vit.parameter_bytes(config)
+        flops.forward_flops(config, num_classes=2)
     except MisconfigurationException as error:
         return str(error)
+    except RuntimeError as error:  # the network can be built, but not run
+        return f"The network cannot process an image: {error}. Check --model.timm_kwargs {config.timm_kwargs}."
     folder = Path(trainer.log_dir or trainer.default_root_dir).absolute()
     while not folder.exists():
         folder = folder.parent

@@ -1,7 +1,7 @@
 """Exceptions of this project, and checks that name the option, its value and what is allowed."""
 
-import re
 import math
+import re
 from collections.abc import Iterable
 
 from lightning.fabric.utilities.exceptions import MisconfigurationException

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from jsonargparse import Namespace
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.cli import ArgsType
 from typing_extensions import override
@@ -135,7 +136,7 @@ def _read(path: str) -> dict[str, object]:
     return {name: value for name, value in flat.items() if value is not None or not text.startswith(SAVED)}
 
 
-def experiment_name(options: Any) -> str | None:
+def experiment_name(options: argparse.Namespace | Namespace) -> str | None:
     """Return ``--experiment`` or the name of the first ``--config`` file, ``None`` if neither is given.
 
     A file that a run has saved, ``runs/<experiment>/version_N/config.yaml``, has the name of its experiment.

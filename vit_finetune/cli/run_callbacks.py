@@ -37,6 +37,6 @@ def run_callbacks(command: str, options: Namespace) -> list[Callback]:
     return own
 
 
-def as_list(value: Any) -> list[Any]:
+def as_list(value: object) -> list[Any]:
     """Return the value of an option that takes one object, a list or nothing, as a list."""
     return [] if value is None else [*value] if isinstance(value, list) else [value]

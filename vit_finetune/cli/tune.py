@@ -53,7 +53,7 @@ class LRRangeTest(Callback):
 
     @override
     def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: object, batch_idx: int
     ) -> None:
         if trainer.global_step == len(self.losses):  # gradients are still being accumulated
             return

@@ -57,9 +57,13 @@ def _reasons(trainer: Trainer) -> Iterator[str]:
 
 def _others(trainer: Trainer) -> str:
     """Name the callbacks of the user, of which one set ``trainer.should_stop``."""
-    own = [type(callback) for callback in callbacks_of(trainer)]
-    names = [kind.__name__ for kind in own if kind.__module__.split(".")[0] not in ("lightning", "vit_finetune")]
+    names = [type(callback).__name__ for callback in callbacks_of(trainer) if is_users_own(callback)]
     return f"a callback that set trainer.should_stop{': ' if names else ''}{' or '.join(names)}"
+
+
+def is_users_own(callback: Callback) -> bool:
+    """Return whether a callback is neither from this package nor from Lightning."""
+    return type(callback).__module__.partition(".")[0] not in (__name__.partition(".")[0], "lightning")
 
 
 def callbacks_of(trainer: Trainer) -> list[Callback]:

@@ -19,11 +19,11 @@ from vit_finetune.data.image_files import ImageFiles
 from vit_finetune.data.image_folder import ImageFolder
 from vit_finetune.data.splits import ALL, SPLITS, sort_classes
 from vit_finetune.errors import ImageDecodeError
+from vit_finetune.model.class_weights import imbalance
 
 TINY = 32  # pixels of the shorter side; CIFAR-10 has as many
 LONG = 3.0  # aspect ratio; beyond it the center crop removes more than two thirds of the image
 HUGE = 50e6  # pixels; more than most cameras have, and slow to decode
-IMBALANCED = 10.0  # largest class over smallest
 HARMLESS = "duplicates in the same split and class"
 
 
@@ -231,8 +231,7 @@ def _odd_sizes(images: list[ImageRecord]) -> Iterator[Finding]:
 
 def _imbalance(found: DataCheck) -> Iterator[Finding]:
     split, counts = found.splits[0], found.counts
-    known = sorted((counts[split, name], name) for name in found.class_names if counts[split, name])
-    if known and known[-1][0] >= IMBALANCED * known[0][0]:
-        (least, rare), (most, common) = known[0], known[-1]
+    if extremes := imbalance(found.class_names, [counts[split, name] for name in found.class_names]):
+        least, rare, most, common = extremes
         text = f"{split}: imbalanced classes, from {least} of {rare} to {most} of {common}"
         yield Finding(False, f"{text}; fit --model.class_weights balanced weights the loss")

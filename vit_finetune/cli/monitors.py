@@ -6,7 +6,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from typing_extensions import override
 
 from vit_finetune.callbacks import BestCheckpoint
-from vit_finetune.callbacks.stop_reason import callbacks_of
+from vit_finetune.callbacks.stop_reason import callbacks_of, is_users_own
 from vit_finetune.errors import raise_problems
 from vit_finetune.evaluation.metrics import direction
 from vit_finetune.module import METRICS, ViTClassifier
@@ -31,7 +31,7 @@ def problems(trainer: Trainer, model: LightningModule, classes: int | None) -> l
         classes: Number of classes, if known.
     """
     found = []
-    unknown_may_exist = type(model) is not ViTClassifier or any(map(_foreign, callbacks_of(trainer)))
+    unknown_may_exist = type(model) is not ViTClassifier or any(map(is_users_own, callbacks_of(trainer)))
     for callback in callbacks_of(trainer):
         if not isinstance(callback, (EarlyStopping, ModelCheckpoint)) or callback.monitor is None:
             continue
@@ -67,11 +67,6 @@ def _wrong_mode(monitor: str, mode: str) -> list[str]:
     if right in (None, mode):
         return []
     return [f" with mode {mode}, which takes the worst value for the best; set mode {right}, or leave it out."]
-
-
-def _foreign(callback: Callback) -> bool:
-    """Return whether a callback is the user's own, which may log metrics."""
-    return type(callback).__module__.partition(".")[0] not in (__name__.partition(".")[0], "lightning")
 
 
 class CheckMonitors(Callback):

@@ -116,7 +116,7 @@ def _unknown_option(option: str, parser: ArgumentParser) -> str:
     return f"unrecognized option {option}.{_did_you_mean(option, known, 0.75) or _listed(siblings)}"
 
 
-def _wrong_value(option: str, value: str, kinds: list[Any]) -> str:
+def _wrong_value(option: str, value: str, kinds: list[object]) -> str:
     choices = [str(choice) for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)]
     others = [EXPECTED.get(kind) or _type_name(kind) for kind in kinds if get_origin(kind) is not Literal]
     if choices:
@@ -178,7 +178,7 @@ def _datasets(base: type = ImageDataModule) -> dict[str, type]:
     return found
 
 
-def _alternatives(kind: object) -> Iterable[Any]:
+def _alternatives(kind: object) -> Iterable[object]:
     if get_origin(kind) is Union or type(kind).__name__ == "UnionType":
         for part in get_args(kind):
             yield from _alternatives(part)

@@ -20,7 +20,7 @@ from vit_finetune.data.datasets import (
     InMemoryDataset,
     UnlabeledImageDataset,
 )
-from vit_finetune.data.decode import MAX_PIXELS, Resize, Source, read_size
+from vit_finetune.data.decode import MAX_PIXELS, Resize, read_size
 from vit_finetune.data.file_listing import try_files
 from vit_finetune.data.samplers import stratified_split
 from vit_finetune.data.splits import ACCEPTED_TYPES, ALL, Splits, class_names, labels_of
@@ -93,10 +93,6 @@ class ImageFiles(ImageDataModule):
         """List the names of the images to predict."""
         raise NotImplementedError
 
-    def source(self, name: str) -> Source:
-        """Return the path or the encoded content of an image."""
-        return self.reader.source(name)
-
     @override
     def load_datasets(self, stage: str) -> dict[str, ImageDataset]:
         if stage == "predict":
@@ -161,7 +157,7 @@ class ImageFiles(ImageDataModule):
             The reader for evaluation, and width over height of each file; ``None`` if the images stay as they are.
         """
         read = partial(read_size, max_pixels=self.reader.max_pixels)
-        sizes = dict(_readable(lambda name: read(self.source(name)), names, broken))
+        sizes = dict(_readable(lambda name: read(self.reader.source(name)), names, broken))
         limit = self.input_size or DEFAULT_SIZE
         if self.size is None and len(set(sizes.values())) == 1:
             width, height = next(iter(sizes.values()))

@@ -73,7 +73,7 @@ def crop_and_resize(images: Tensor, boxes: Tensor, size: tuple[int, int], flippe
     """Crop one box of every image and resize it, bicubic with antialiasing.
 
     On a CPU, torchvision's kernel for uint8 is called once per image: measured on one thread (AMD EPYC, 256 to 224
-    pixels), that is five times as fast as matrix products in bf16 and twelve times as fast as in float32. On a GPU one
+    pixels), that is four times as fast as matrix products in bf16 and ten times as fast as in float32. On a GPU one
     call per image would keep the host busy, so there the whole batch takes two matrix products.
 
     Args:

@@ -11,7 +11,7 @@ from torch import Tensor
 from vit_finetune.formatting import shorten
 
 BALANCED = "balanced"
-IMBALANCED = 10  # images of the largest class over those of the smallest, from which fit warns
+IMBALANCED = 10  # images of the largest class over those of the smallest, from which fit and check-data say so
 SHOWN = 100  # characters of a list in a message
 
 
@@ -38,7 +38,13 @@ def for_training(
     if reason := invalid_reason(option, class_names):
         raise MisconfigurationException(reason)
     if option is None:
-        _warn_if_imbalanced(class_names, counts or ())
+        if extremes := imbalance(class_names, counts or ()):
+            least, rare, most, common = extremes
+            rank_zero_warn(
+                f"The classes are imbalanced, from {least} training images of {rare} to {most} of {common}. "
+                f"--model.class_weights {BALANCED} weights the loss, and --best_checkpoint.monitor val/acc_macro "
+                "selects the checkpoint by the mean accuracy of the classes."
+            )
         return None
     weights = _balanced(class_names, counts) if option == BALANCED else option
     return torch.tensor(weights, dtype=torch.float32, device=device)
@@ -82,12 +88,14 @@ def _balanced(class_names: Sequence[str], counts: Sequence[int] | None) -> list[
     return [sum(counts) / (len(counts) * count) for count in counts]
 
 
-def _warn_if_imbalanced(class_names: Sequence[str], counts: Sequence[int]) -> None:
+def imbalance(class_names: Sequence[str], counts: Sequence[int]) -> tuple[int, str, int, str] | None:
+    """Return the smallest and the largest of imbalanced classes: images and name of each; ``None`` if balanced.
+
+    Args:
+        class_names: In the order of ``counts``.
+        counts: Images of each class; classes without images do not count.
+    """
     known = sorted((count, name) for count, name in zip(counts, class_names, strict=False) if count)
-    if known and known[-1][0] >= IMBALANCED * known[0][0]:
-        (least, rare), (most, common) = known[0], known[-1]
-        rank_zero_warn(
-            f"The classes are imbalanced, from {least} training images of {rare} to {most} of {common}. "
-            f"--model.class_weights {BALANCED} weights the loss, and --best_checkpoint.monitor val/acc_macro selects "
-            "the checkpoint by the mean accuracy of the classes."
-        )
+    if not known or known[-1][0] < IMBALANCED * known[0][0]:
+        return None
+    return *known[0], *known[-1]

@@ -170,8 +170,7 @@ def data_config(config: ViTConfig) -> dict[str, Any]:
     """
     check_name(config.name)
     _check_size(config.img_size)
-    known = timm.get_pretrained_cfg(current_name(config.name), allow_unregistered=True)
-    default = timm.data.resolve_data_config(pretrained_cfg=known.to_dict() if known else {})
+    default = _recorded_format(config)
     size = config.img_size or config.timm_kwargs.get("img_size")
     return {
         "size": (size, size) if isinstance(size, int) else tuple(size or default["input_size"][1:]),
@@ -183,9 +182,14 @@ def data_config(config: ViTConfig) -> dict[str, Any]:
 
 def crop_pct(config: ViTConfig) -> float:
     """Return the fraction of height and width that evaluation keeps of an image, recorded by timm for the weights."""
-    known = timm.get_pretrained_cfg(current_name(config.name), allow_unregistered=True)
-    kept: float = timm.data.resolve_data_config(pretrained_cfg=known.to_dict() if known else {})["crop_pct"]
+    kept: float = _recorded_format(config)["crop_pct"]
     return kept
+
+
+def _recorded_format(config: ViTConfig) -> dict[str, Any]:
+    """Return the data config that timm has for the pretrained weights, its defaults for other names."""
+    known = timm.get_pretrained_cfg(current_name(config.name), allow_unregistered=True)
+    return dict(timm.data.resolve_data_config(pretrained_cfg=known.to_dict() if known else {}))
 
 
 def build_preprocess(config: ViTConfig) -> Preprocess:

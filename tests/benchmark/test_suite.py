@@ -61,7 +61,7 @@ class FakeMachine:
                     writer.add_scalar("train/images_per_second", speed, step)
             (folder / "checkpoints").mkdir()
             (folder / "checkpoints" / "best-epoch00-acc0.5000.ckpt").touch()
-        return runner.Outcome(code, 2.5)
+        return runner.Outcome(code, 2.5, 4.0)
 
     @property
     def fits(self) -> list[str]:
@@ -226,7 +226,16 @@ def test_weights_of_an_earlier_variant(suite: Path, tmp_path: Path) -> None:
 
 SYNTHETIC = [
     Result(
-        "a", 0, 0, "done", seconds=10.0, train_seconds=8.0, images_per_second=100, peak_memory_gb=2.0, test_acc=0.90
+        "a",
+        0,
+        0,
+        "done",
+        seconds=10.0,
+        cpu_seconds=19.0,
+        train_seconds=8.0,
+        images_per_second=100,
+        peak_memory_gb=2.0,
+        test_acc=0.90,
     ),
     Result(
         "a", 1, 0, "done", seconds=14.0, train_seconds=10.0, images_per_second=80, peak_memory_gb=2.0, test_acc=0.92
@@ -245,11 +254,12 @@ VARIANTS = [Variant("a"), Variant("b", compared_with="a"), Variant("c", compared
 def test_tables_are_exact() -> None:
     lines = summary.markdown("test", VARIANTS, OPTIONS, SYNTHETIC).splitlines()
     assert [line for line in lines if line.startswith("|")] == [
-        "| Variant | Runs | Process, s | Speedup | Training, s | Images/s | Peak memory, GB | Test accuracy, % |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
-        "| a | 2 | 12.0 (10.0 to 14.0) | 1.00 x | 9.0 (8.0 to 10.0) | 90 (80 to 100) | 2.000 (2.000 to 2.000) | "
+        "| Variant | Runs | Process, s | Speedup | CPU time, s | Training, s | Images/s | Peak memory, GB | "
+        "Test accuracy, % |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| a | 2 | 12.0 (10.0 to 14.0) | 1.00 x | 19.0 | 9.0 (8.0 to 10.0) | 90 (80 to 100) | 2.000 (2.000 to 2.000) | "
         "91.0 (90.0 to 92.0) |",
-        "| b | 1 | 6.0 | 2.00 x | 3.0 | 270 | 1.000 | 90.0 |",
+        "| b | 1 | 6.0 | 2.00 x |  | 3.0 | 270 | 1.000 | 90.0 |",
         "| Variant | Compared with | Changes | Delta |",
         "| --- | --- | --- | --- |",
         "| b | a | `trainer.precision: null → bf16-mixed` | training time x 0.33, images/s x 3.00, memory x 0.50, "
@@ -304,6 +314,7 @@ def test_suite_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd
     assert gpus.status == "skipped" and "gpu" in gpus.reason.lower() and gpus.reason in capfd.readouterr().out
     for result in (one, tuned):
         assert result.status == "done"
+        assert result.cpu_seconds > 1 and result.trainable_parameters == 1000
         assert result.seconds > result.train_seconds > result.first_step_seconds > 0  # type: ignore[operator]
         assert result.images_per_second > 0 and 0 < result.data_time_fraction < 1 and result.mfu is None  # type: ignore[operator]
         assert 0 < result.forecast_gb < result.peak_memory_gb  # type: ignore[operator]

@@ -176,12 +176,31 @@ def test_cifar100_has_its_own_class_names(cifar100: Path) -> None:
         ({"batch_size": 0}, "--data.batch_size is 0; expected at least 1"),
         ({"num_workers": -1}, "--data.num_workers is -1"),
         ({"val_fraction": 1.5}, "--data.val_fraction is 1.5; expected a value between 0 and 1"),
+        ({"train_fraction": 0}, "--data.train_fraction is 0"),
         ({"shift": 1}, "--data.shift is 1"),
     ],
 )
 def test_values_out_of_range_are_refused(options: dict[str, float], message: str) -> None:
     with pytest.raises(MisconfigurationException, match=message):
         Shapes(**options)  # type: ignore[arg-type]
+
+
+def test_fraction_of_the_training_images() -> None:
+    """The same fraction of each class, then split; the test images stay, and only split_seed changes the choice."""
+    whole, half, again, other = (
+        Shapes(train_size=200, test_size=20, train_fraction=fraction, split_seed=seed)
+        for fraction, seed in ((1.0, 0), (0.5, 0), (0.5, 0), (0.5, 1))
+    )
+    for data in (whole, half, again, other):
+        data.setup("fit")
+        data.setup("test")
+    assert [len(half.datasets[name]) for name in ("train", "val", "test")] == [90, 10, 20]
+    per_class = [sum(counts) for counts in zip(whole.class_counts["train"], whole.class_counts["val"], strict=True)]
+    halves = [sum(counts) for counts in zip(half.class_counts["train"], half.class_counts["val"], strict=True)]
+    assert halves == [count // 2 for count in per_class]
+    assert again.datasets["train"].names == half.datasets["train"].names != other.datasets["train"].names
+    assert half.count_images() == {"train": 90, "val": 10}
+    assert half.datasets["train"].names == sorted(half.datasets["train"].names)
 
 
 def test_empty_split_is_refused() -> None:

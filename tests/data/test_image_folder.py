@@ -38,6 +38,18 @@ def test_missing_val_is_split_from_train(tmp_path: Path) -> None:
     assert sizes(data) == {"train": 24, "val": 6, "test": 6}
 
 
+def test_fraction_of_the_training_images_leaves_other_splits(tmp_path: Path) -> None:
+    """A single image of a class is kept."""
+    tree = make_tree(tmp_path / "p", {"train": 10, "val": 3, "test": 2})
+    for path in sorted((tree / "train" / "a").iterdir())[1:]:
+        path.unlink()
+    data = ImageFolder(str(tree), train_fraction=0.2)
+    data.setup("fit")
+    data.setup("test")
+    assert sizes(data) == {"train": 5, "val": 9, "test": 6}
+    assert data.class_counts["train"] == [1, 2, 2]
+
+
 def test_missing_test_is_val_and_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     data = ImageFolder(str(make_tree(tmp_path / "p", {"train": 2, "val": 3})))
     with caplog.at_level("INFO"):

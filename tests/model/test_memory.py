@@ -63,6 +63,8 @@ def test_forecast_equals_the_memory_of_a_run(options: list[str], folder_args: li
         assert tags[f"memory/{part}_gb"][0][1] * 1e9 == pytest.approx(size, rel=1e-6), part
     total = sum(tags[f"memory/{part}_gb"][0][1] for part in (*SEEN[0], "activations"))
     assert tags["memory/forecast_gb"][0][1] == pytest.approx(total)
+    width = 2 if "--trainer.precision=bf16-true" in options else 4
+    assert tags["memory/trainable_parameters"][0][1] * width == pytest.approx(SEEN[0]["gradients"], rel=1e-6)
     # Throughput is logged too.
     for name in ("train/seconds", "train/first_step_seconds"):
         assert len(tags[name]) == 1 and tags[name][0][1] > 0

@@ -30,6 +30,7 @@ class Result:
         status: ``done``, ``skipped`` (not possible on this machine) or ``failed``.
         reason: Why the run was skipped or failed.
         seconds: Duration of the process of ``fit``.
+        cpu_seconds: Processor time of ``fit`` and its processes; other programs on the machine affect it less.
         train_seconds: From the first to the last step, including validation.
         first_step_seconds: Duration of the first step, including compilation and other warm-up.
         images_per_second: In steady state: median over logging intervals, without the first.
@@ -37,6 +38,7 @@ class Result:
         mfu: Fraction of the device's peak; ``None`` where the peak is unknown.
         data_time_fraction: Fraction of the time that training waited for data, in steady state.
         peak_memory_gb: Allocated on a GPU; resident in the first process, including libraries, on a CPU.
+        trainable_parameters: Number of parameters that are trained.
         forecast_gb: Predicted memory without libraries, see :mod:`vit_finetune.model.memory`.
         val_acc: Of the best epoch.
         test_acc: With the weights of that epoch.
@@ -54,6 +56,7 @@ class Result:
     status: str = ""
     reason: str = ""
     seconds: float | None = None
+    cpu_seconds: float | None = None
     train_seconds: float | None = None
     first_step_seconds: float | None = None
     images_per_second: float | None = None
@@ -61,6 +64,7 @@ class Result:
     mfu: float | None = None
     data_time_fraction: float | None = None
     peak_memory_gb: float | None = None
+    trainable_parameters: float | None = None
     forecast_gb: float | None = None
     val_acc: float | None = None
     test_acc: float | None = None
@@ -146,6 +150,7 @@ def read_run(folder: Path) -> dict[str, float | None]:
         "mfu": steady("train/mfu"),
         "data_time_fraction": steady("train/data_time_fraction"),
         "peak_memory_gb": highest("train/peak_memory_gb"),
+        "trainable_parameters": highest("memory/trainable_parameters"),
         "forecast_gb": highest("memory/forecast_gb"),
         "val_acc": highest("val/acc"),
         "test_acc": highest("test/acc"),

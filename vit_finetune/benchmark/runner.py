@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import re
+import resource
 import subprocess
 import sys
 import time
@@ -24,10 +25,11 @@ NOT_POSSIBLE = 2  # exit code of a command that explains in one line why it cann
 
 
 class Outcome(NamedTuple):
-    """Exit code and duration of a process."""
+    """Exit code, duration and processor time of a process."""
 
     code: int
     seconds: float
+    cpu_seconds: float
 
 
 Start = Callable[[list[str], Path], Outcome]
@@ -37,7 +39,7 @@ Start = Callable[[list[str], Path], Outcome]
 def run_process(args: list[str], log: Path) -> Outcome:
     """Run a command in a process, which ends when this process is interrupted."""
     log.parent.mkdir(parents=True, exist_ok=True)
-    start = time.perf_counter()
+    start, cpu_start = time.perf_counter(), _cpu_seconds()
     with log.open("a", encoding="utf-8") as file:
         command = [sys.executable, "-m", "vit_finetune", *args]
         process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
@@ -47,7 +49,13 @@ def run_process(args: list[str], log: Path) -> Outcome:
             process.terminate()
             process.wait()
             raise
-    return Outcome(code, time.perf_counter() - start)
+    return Outcome(code, time.perf_counter() - start, _cpu_seconds() - cpu_start)
+
+
+def _cpu_seconds() -> float:
+    """Return the processor time of all processes that this one has started and that have ended."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def run(path: Path, output: Path, start: Start = run_process) -> int:
@@ -140,7 +148,8 @@ def _execute(one: Run, begun: Result, options: Options, before: list[Result], ou
         test = start(["test", f"--ckpt_path={weights}", *_test_args(options)], log) if weights else fit
         if test.code == 0:
             measured: dict[str, Any] = read_run(folder)
-            return replace(begun, status="done", seconds=fit.seconds, run=os.path.relpath(folder), **measured)
+            measured |= {"seconds": fit.seconds, "cpu_seconds": fit.cpu_seconds}
+            return replace(begun, status="done", run=os.path.relpath(folder), **measured)
     reason = _reason(log.read_text(encoding="utf-8", errors="replace"))
     return replace(begun, status="skipped" if fit.code == NOT_POSSIBLE else "failed", reason=reason)
 

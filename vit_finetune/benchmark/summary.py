@@ -25,6 +25,7 @@ class Column(NamedTuple):
 
 COLUMNS = (
     Column("Process, s", "seconds", digits=1),
+    Column("CPU time, s", "cpu_seconds", digits=1),
     Column("Training, s", "train_seconds", digits=1),
     Column("First step, s", "first_step_seconds", digits=1),
     Column("Images/s", "images_per_second"),
@@ -32,6 +33,7 @@ COLUMNS = (
     Column("MFU, %", "mfu", 100, 1),
     Column("Data time, %", "data_time_fraction", 100, 2),
     Column("Peak memory, GB", "peak_memory_gb", digits=3),
+    Column("Trained parameters, M", "trainable_parameters", 1e-6, 3),
     Column("Forecast, GB", "forecast_gb", digits=3),
     Column("Validation accuracy, %", "val_acc", 100, 1),
     Column("Test accuracy, %", "test_acc", 100, 1),
@@ -39,7 +41,8 @@ COLUMNS = (
 CHARTED = ("seconds", "images_per_second", "test_acc", "peak_memory_gb")
 EXPLANATION = """
 Each value is the median, with the minimum and maximum over all seeds and repeats of a variant. Process is the duration
-of `fit` as a process; the speedup is relative to the first variant in the table. Training starts at the first step.
+of `fit` as a process; the speedup is relative to the first variant in the table. CPU time is that of all processes and
+threads of `fit`; other programs on the machine affect it less. Training starts at the first step.
 Images/s, TFLOP/s, MFU and data time (the time that training waited for data) are steady-state values: medians over
 logging intervals, without the first. MFU relates the operations of the network to the dense peak in the data sheet of
 the device, where that is known. Peak memory is the memory allocated on a GPU; on a CPU it is the resident memory of the

@@ -32,13 +32,10 @@ def _describe(module: ViTClassifier) -> str:
     from vit_finetune.model.flops import forward_flops
 
     config, classes = module.config, len(module.class_names or [])
-    net = vit.build_meta(config, classes)
-    if config.lora_rank:
-        lora.add(net, config.lora_rank, vit.head_names(net))
-    sizes = {name: parameter.numel() for name, parameter in net.named_parameters()}
-    trainable = sum(sizes[name] for name, parameter in net.named_parameters() if parameter.requires_grad)
+    net = lora.build_meta(config, classes)
     height, width = vit.data_config(config)["size"]
-    total, trained = (get_human_readable_count(count).strip() for count in (sum(sizes.values()), trainable))
+    counts = sum(parameter.numel() for parameter in net.parameters()), lora.trainable_parameters(net)
+    total, trained = (get_human_readable_count(count).strip() for count in counts)
     gigaflops = forward_flops(config, classes) / 1e9
     return (
         f"model  {config.name}  input {height} x {width}  {classes} classes\n"

@@ -12,7 +12,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from typing_extensions import override
 
 from vit_finetune.data.datasets import Batch
-from vit_finetune.model import flops, memory
+from vit_finetune.model import flops, lora, memory
 from vit_finetune.model.precision import trainer_precision
 from vit_finetune.module import ViTClassifier
 
@@ -122,14 +122,18 @@ class MemoryForecast(Callback):
     """Log the predicted memory of training on each device, to compare with ``train/peak_memory_gb``.
 
     The tags are ``memory/forecast_gb`` and its parts, such as ``memory/activations_gb``; see
-    :mod:`vit_finetune.model.memory`. The forecast takes one or two seconds before the first step.
+    :mod:`vit_finetune.model.memory`; and ``memory/trainable_parameters``, their number. The forecast takes one or two
+    seconds before the first step.
     """
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, ViTClassifier)
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
-        forecast = memory.of_fit(trainer, pl_module.config, len(pl_module.class_names or []), data.batch_size)
+        config, classes = pl_module.config, len(pl_module.class_names or [])
+        forecast = memory.of_fit(trainer, config, classes, data.batch_size)
         values = {f"memory/{name}_gb": size / 1e9 for name, size in vars(forecast).items() if size is not None}
+        values["memory/forecast_gb"] = forecast.total / 1e9
+        values["memory/trainable_parameters"] = lora.trainable_parameters(lora.build_meta(config, classes))
         for logger in trainer.loggers:
-            logger.log_metrics({"memory/forecast_gb": forecast.total / 1e9, **values}, step=trainer.global_step)
+            logger.log_metrics(values, step=trainer.global_step)

@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
@@ -14,7 +14,7 @@ from typing_extensions import override
 from vit_finetune.checkpoint import make_plain
 from vit_finetune.data.datasets import Batch, ImageDataset, InMemoryDataset, collate_shared
 from vit_finetune.data.decode import Resize
-from vit_finetune.data.position import step_seed
+from vit_finetune.data.position import seed_generators, step_seed
 from vit_finetune.data.random_crop import random_resized_crop
 from vit_finetune.data.samplers import (
     DistributedEvalSampler,
@@ -25,6 +25,7 @@ from vit_finetune.data.samplers import (
 from vit_finetune.data.transforms import mix, per_image_transform, random_shift_flip
 from vit_finetune.errors import require
 
+D = TypeVar("D", bound=ImageDataset)
 STAGES = {"fit": ("train", "val"), "validate": ("val",), "test": ("test",), "predict": ("predict",)}
 
 
@@ -39,8 +40,10 @@ class ImageDataModule(LightningDataModule):
         batch_size: Images per batch and device.
         num_workers: Number of DataLoader worker processes. The default is 0 for images in memory, which need none, and
             up to 8 for files.
+        train_fraction: Fraction of the images of each class that fit uses, for quick comparisons and learning curves. A
+            validation split is taken from these images; a separate one is used completely.
         val_fraction: Fraction of the training images of each class that forms the validation split.
-        split_seed: Seed of the split into training and validation images; independent of ``--seed_everything``.
+        split_seed: Seed of the choice of training and validation images; independent of ``--seed_everything``.
         shift: Augmentation: maximum random shift in each direction, as a fraction of the image size; not used with
             crop_scale.
         flip: Augmentation: horizontal flip with probability 0.5.
@@ -59,6 +62,7 @@ class ImageDataModule(LightningDataModule):
         self,
         batch_size: int = 64,
         num_workers: int | None = None,
+        train_fraction: float = 1.0,
         val_fraction: float = 0.1,
         split_seed: int = 0,
         shift: float = 0.125,
@@ -74,16 +78,15 @@ class ImageDataModule(LightningDataModule):
         make_plain(self.hparams)
         require("--data.batch_size", batch_size, 1)
         require("--data.num_workers", num_workers or 0, 0)
+        require("--data.train_fraction", train_fraction, 1e-6, 1)
         require("--data.val_fraction", val_fraction, 0, 1)
         require("--data.shift", shift, 0, 0.99)
         require("--data.crop_scale", crop_scale or 0, 0, 1)
         require("--data.erase", erase, 0, 1)
         require("--data.mixup", mixup, 0)
         require("--data.cutmix", cutmix, 0)
-        self.batch_size = int(batch_size)
-        self.num_workers = num_workers
-        self.val_fraction = val_fraction
-        self.split_seed = split_seed
+        self.batch_size, self.num_workers = int(batch_size), num_workers
+        self.train_fraction, self.val_fraction, self.split_seed = train_fraction, val_fraction, split_seed
         self.shift, self.flip = shift, flip
         self.crop_scale = crop_scale or 0.0
         self.crop_size: tuple[int, int] | None = None  # of the result; None for the size of the images
@@ -117,12 +120,18 @@ class ImageDataModule(LightningDataModule):
         """Return the number of images in ``train`` and ``val``; a subclass may count without reading them."""
         return {name: len(dataset) for name, dataset in self.load_datasets("fit").items()}
 
-    def split_train_val(self, pool: ImageDataset) -> dict[str, ImageDataset]:
-        """Split training images into ``train`` and ``val``, the same way in every process and every run.
+    def reduce_train(self, images: D) -> D:
+        """Return the fraction of the training images that is used, at least one image of each class."""
+        kept, _ = stratified_split(images.labels, 1 - self.train_fraction, self.split_seed)
+        return images.subset(kept)
+
+    def split_train_val(self, pool: D) -> dict[str, D]:
+        """Split the training images that are used into ``train`` and ``val``, the same way in every process and run.
 
         Raises:
             MisconfigurationException: One of the two would be empty.
         """
+        pool = self.reduce_train(pool)
         train, val = stratified_split(pool.labels, self.val_fraction, self.split_seed)
         if not len(val) or not len(train):
             raise MisconfigurationException(
@@ -214,23 +223,8 @@ class ImageDataModule(LightningDataModule):
         return batch
 
     def seed_step(self, device: torch.device, step: int, rank: int = 0) -> None:
-        """Seed the default generators for one training step; call it before ``augment``.
-
-        Every random draw from here to the end of the step, in augmentation and dropout alike, is then a function of
-        (``--seed_everything``, step, rank). That makes a resumed run equal to an uninterrupted one, and training loops
-        of other frameworks equal to the Trainer's.
-
-        Args:
-            device: Device of the batch.
-            step: Number of the batch since the beginning of training.
-            rank: Rank of the process among those that work on different images.
-        """
-        seed = step_seed(step, rank)
-        # Not torch.manual_seed: for every kind of device that is not in use it queues a call with its stack trace,
-        # which takes a millisecond per step and ever more memory.
-        torch.default_generator.manual_seed(seed)
-        if device.type != "cpu":
-            getattr(torch, device.type).manual_seed(seed)
+        """Seed the default generators for one training step, see :func:`.position.seed_generators`."""
+        seed_generators(device, step, rank)
 
     def augment(self, batch: Batch) -> Batch:
         """Augment a training batch on its device; override this for other augmentation, :meth:`seed_step` stays."""

@@ -1,12 +1,13 @@
 """Datasets of labeled images that return whole batches."""
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset, get_worker_info
-from typing_extensions import Required, TypedDict, override
+from typing_extensions import Required, Self, TypedDict, override
 
 from vit_finetune.data.decode import MAX_PIXELS, Resize, Source, decode
 from vit_finetune.errors import ImageDecodeError
@@ -33,7 +34,7 @@ class Batch(TypedDict, total=False):
 
 
 class ImageDataset(Dataset[Batch]):
-    """Images with labels and names; subclasses implement ``images_at`` and ``subset``.
+    """Images with labels and names; a subclass implements ``images_at``.
 
     A DataLoader calls ``__getitems__`` once per batch, so a dataset in memory needs one index operation per batch.
 
@@ -52,9 +53,13 @@ class ImageDataset(Dataset[Batch]):
         """Return uint8 ``(B, 3, H, W)`` for int64 ``(B,)`` positions."""
         raise NotImplementedError
 
-    def subset(self, positions: Tensor) -> "ImageDataset":
+    def subset(self, positions: Tensor) -> Self:
         """Return a dataset of the same kind with only these images, in this order."""
-        raise NotImplementedError
+        part = copy.copy(self)
+        part.labels = self.labels[positions]
+        part.names = [self.names[position] for position in positions.tolist()]
+        part.aspects = None if self.aspects is None else self.aspects[positions]
+        return part
 
     def __len__(self) -> int:
         return len(self.names)
@@ -78,11 +83,6 @@ class ImageDataset(Dataset[Batch]):
             batch["aspect"] = self.aspects[real]
         return batch
 
-    def _select(self, positions: Tensor) -> tuple[Tensor, list[str], Tensor | None]:
-        """Return labels, names and aspects of some images."""
-        names = [self.names[position] for position in positions.tolist()]
-        return self.labels[positions], names, None if self.aspects is None else self.aspects[positions]
-
 
 class InMemoryDataset(ImageDataset):
     """Decoded images of one size, held in memory.
@@ -103,8 +103,10 @@ class InMemoryDataset(ImageDataset):
         return self.images[positions]
 
     @override
-    def subset(self, positions: Tensor) -> "InMemoryDataset":
-        return InMemoryDataset(self.images[positions], *self._select(positions))
+    def subset(self, positions: Tensor) -> Self:
+        part = super().subset(positions)
+        part.images = self.images[positions]
+        return part
 
 
 def as_path(name: str) -> Source:
@@ -172,11 +174,6 @@ class ImageFileDataset(ImageDataset):
             ImageDecodeError: The file cannot be read; the message starts with its path.
         """
         return self.reader(self.names[position])
-
-    @override
-    def subset(self, positions: Tensor) -> "ImageFileDataset":
-        labels, names, aspects = self._select(positions)
-        return ImageFileDataset(names, labels, self.reader, aspects)
 
 
 class UnlabeledImageDataset(ImageFileDataset):

@@ -122,8 +122,10 @@ class ImageFiles(ImageDataModule):
         if ALL in files:
             rest, test = stratified_split(files[ALL].labels, self.test_fraction, self.split_seed)
             files = {"train": files[ALL].subset(rest), "test": files[ALL].subset(test)}
-        if "val" not in files and "train" in files and (stage != "test" or "test" not in files):
-            files |= self.split_train_val(files["train"])  # type: ignore[arg-type]  # subsets are of the same kind
+        if "train" in files and "val" in files:
+            files["train"] = self.reduce_train(files["train"])
+        elif "train" in files and (stage != "test" or "test" not in files):
+            files |= self.split_train_val(files["train"])
         if "test" not in files and "val" in files:
             if stage == "test":
                 rank_zero_info(f"{self.title} has no test split: testing on the validation images.")

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from lightning.pytorch import Trainer
 
 
@@ -77,6 +78,26 @@ def step_seed(*position: int) -> int:
     """
     entropy = (int(os.environ.get("PL_GLOBAL_SEED", "0")), *position)
     return int(np.random.SeedSequence(entropy).generate_state(1)[0])
+
+
+def seed_generators(device: torch.device, step: int, rank: int = 0) -> None:
+    """Seed the default generators for one training step, before its images are augmented.
+
+    Every random draw from here to the end of the step, in augmentation and dropout alike, is then a function of
+    (``--seed_everything``, step, rank). That makes a resumed run equal to an uninterrupted one, and training loops of
+    other frameworks equal to the Trainer's.
+
+    Args:
+        device: Device of the batch.
+        step: Number of the batch since the beginning of training.
+        rank: Rank of the process among those that work on different images.
+    """
+    seed = step_seed(step, rank)
+    # Not torch.manual_seed: for every kind of device that is not in use it queues a call with its stack trace, which
+    # takes a millisecond per step and ever more memory.
+    torch.default_generator.manual_seed(seed)
+    if device.type != "cpu":
+        getattr(torch, device.type).manual_seed(seed)
 
 
 def batches_done(trainer: Trainer) -> int:

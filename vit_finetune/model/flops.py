@@ -42,12 +42,9 @@ def flops_per_image(config: ViTConfig, num_classes: int) -> int:
         config: Options of the model.
         num_classes: Number of outputs of the head.
     """
-    from vit_finetune.model import lora, vit
+    from vit_finetune.model import lora
 
-    net = vit.build_meta(config, num_classes)
-    if config.lora_rank:
-        lora.add(net, config.lora_rank, vit.head_names(net))
-    return _count(net, config, backward=True)
+    return _count(lora.build_meta(config, num_classes), config, backward=True)
 
 
 @lru_cache

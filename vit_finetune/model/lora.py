@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from torch import Tensor, nn
 
+from vit_finetune.model.config import ViTConfig
+
 SCALE = 2
 """Factor on the updates, in peft's terms ``lora_alpha / r``; 2 is a usual value."""
 TARGET_MODULES = r".*\.attn\.(qkv|proj)"  # timm's names of the two linear layers of attention
@@ -41,6 +43,21 @@ def add(net: nn.Module, rank: int, head_names: Iterable[str]) -> None:
         raise MisconfigurationException(f"--model.lora_rank {rank} does not fit this network: {error}") from error
     for name in head_names:
         net.get_submodule(name).requires_grad_(True)
+
+
+def build_meta(config: ViTConfig, num_classes: int) -> nn.Module:
+    """Build the network as it trains, with LoRA if the options say so, on the meta device; see ``vit.build_meta``."""
+    from vit_finetune.model import vit
+
+    net = vit.build_meta(config, num_classes)
+    if config.lora_rank:
+        add(net, config.lora_rank, vit.head_names(net))
+    return net
+
+
+def trainable_parameters(net: nn.Module) -> int:
+    """Return the number of parameters that are trained; those that gradual unfreezing adds later count, too."""
+    return sum(parameter.numel() for parameter in net.parameters() if parameter.requires_grad)
 
 
 def merge(net: nn.Module) -> None:

@@ -124,9 +124,7 @@ def forecast(
     from vit_finetune.model import lora, vit
 
     device = "cuda" if device == "cuda" else "cpu"
-    net: Any = vit.build_meta(config, num_classes)
-    if config.lora_rank:
-        lora.add(net, config.lora_rank, vit.head_names(net))
+    net: Any = lora.build_meta(config, num_classes)
     net.to(parameter_dtype(precision))
     vit.set_attention_kernel(net, torch.device(device), compute_dtype(precision))
     if config.grad_checkpointing:

@@ -1,4 +1,4 @@
-"""One fine-tuning task in five frameworks: equal losses, and a report of the measured values."""
+"""One fine-tuning task in six frameworks: equal losses, and a report of the measured values."""
 
 import csv
 import functools
@@ -70,7 +70,7 @@ def check(framework: str, task: Task, precision: Any, reference: dict[str, Resul
 
 
 @pytest.mark.parametrize("precision", TOLERANCE)
-@pytest.mark.parametrize("framework", ["fabric", "this_project"])
+@pytest.mark.parametrize("framework", ["fabric", "lightning_trainer", "this_project"])
 def test_losses_equal_plain_pytorch(framework: str, precision: str, task: Task, reference: dict[str, Result]) -> None:
     check(framework, task, precision, reference)
 

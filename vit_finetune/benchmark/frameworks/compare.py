@@ -1,4 +1,4 @@
-"""Comparison of the five frameworks: run them in turns, then write tables, a chart and ``results.csv``."""
+"""Comparison of the six frameworks: run them in turns, then write tables, a chart and ``results.csv``."""
 
 import tempfile
 from collections.abc import Sequence
@@ -20,12 +20,13 @@ from vit_finetune.benchmark.frameworks.task import FAILED, WARM_UP, WINDOW, Prec
 from vit_finetune.errors import require
 from vit_finetune.formatting import markdown_table
 
-Framework = Literal["plain", "fabric", "accelerate", "hf_trainer", "this_project"]
+Framework = Literal["plain", "fabric", "accelerate", "lightning_trainer", "hf_trainer", "this_project"]
 
 NAMES: dict[str, str] = {
     "plain": "Plain PyTorch",
     "fabric": "Lightning Fabric",
     "accelerate": "HF Accelerate",
+    "lightning_trainer": "Lightning Trainer, everything off",
     "hf_trainer": "HF Trainer",
     "this_project": "vit_finetune fit",
 }
@@ -102,7 +103,7 @@ def _take_turns(frameworks: Sequence[Framework], tasks: Sequence[Task], rounds: 
                 for framework in dict.fromkeys(["plain", *frameworks]):
                     result = Result(framework, task, number, unavailable_reason(framework, task))
                     results.append(result if result.reason else run_process(result, Path(folder) / "result.json"))
-                    head = f"{task.name:9s} {task.precision:10s} round {number}  {NAMES[framework]:16s}"
+                    head = f"{task.name:9s} {task.precision:10s} round {number}  {NAMES[framework]:33s}"
                     median = results[-1].reason or f"{quantile(results[-1].windows, 0.5):.3f} ms per step"
                     print(f"{head}  {median}", flush=True)
     return results
@@ -197,7 +198,7 @@ def _csv_row(result: Result) -> dict[str, object]:
 
 def markdown(results: Sequence[Result]) -> str:
     """Return the text of results.md."""
-    parts = ["# Five frameworks, one fine-tuning task", f"- {date.today()}; {_origin()}"]
+    parts = ["# Six frameworks, one fine-tuning task", f"- {date.today()}; {_origin()}"]
     parts += ["## Losses, accuracy, memory", learning_table(results)]
     parts += ["## Overhead per step", overhead_table(results)]
     parts += ["![Overhead per step](chart.png)"] if _panels(results) else []

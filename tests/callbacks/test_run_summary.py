@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import only
-from vit_finetune import main
+from vit_finetune import ImageFolder, main
 
 Next = Callable[..., list[str]]
 
@@ -50,6 +50,16 @@ def test_next_command_names_the_file_where_best_would_not_find_it(
     best = only(Path(folder), "best-*.ckpt")
     assert args == ["test", "--ckpt_path", str(best)]
     assert checkpoint_of(args, caplog) == str(best)
+
+
+class OwnImages(ImageFolder):
+    """Data of a user's own class."""
+
+
+def test_next_command_names_data_of_your_own_class(following: Next, caplog: pytest.LogCaptureFixture) -> None:
+    args = following(f"--data={OwnImages.__module__}.OwnImages")
+    assert args == ["test", "--ckpt_path", "best", "--data", f"{OwnImages.__module__}.OwnImages"]
+    assert "/best-" in checkpoint_of(args, caplog)
 
 
 @pytest.mark.parametrize("options", [["--experiment=mine"], ["--trainer.logger=false"]])

@@ -15,6 +15,8 @@ from vit_finetune.callbacks.tensorboard import tensorboard_loggers
 from vit_finetune.checkpoint import read_header
 from vit_finetune.evaluation.find_checkpoint import KEYWORDS, RUNS, best_callback, newest
 
+PACKAGE = f"{__name__.partition('.')[0]}."
+
 
 class RunSummary(Callback):
     """Log the options with the best metric (tab HPARAMS); print the checkpoints and the next commands at the end."""
@@ -48,7 +50,9 @@ class RunSummary(Callback):
         best, last = _best_file(trainer), _last_file(trainer)
         lines = [f"best  {_description(trainer, best)}" if best else "best  none: validation did not run"]
         lines += [f"last  {os.path.relpath(last)}"] if last else []
-        following = [f"python -m vit_finetune {_test_command(path)}" for path in [best or last] if path]
+        following = [
+            f"python -m vit_finetune {_test_command(path)}{_data_option(trainer)}" for path in [best or last] if path
+        ]
         following += [f"tensorboard --logdir {_quoted(logger.save_dir)}" for logger in tensorboard_loggers(trainer)[:1]]
         lines += [f"{'      ' if number else 'next  '}{command}" for number, command in enumerate(following)]
         print("\n".join(lines), flush=True)
@@ -80,6 +84,12 @@ def _test_command(path: Path) -> str:
         if found and found.resolve() == path.resolve():
             return f"test --ckpt_path {keyword}"
     return f"test --ckpt_path {_quoted(path)}"
+
+
+def _data_option(trainer: Trainer) -> str:
+    """Return the option that names data of your own: its class is not imported because a checkpoint says so."""
+    data = type(getattr(trainer, "datamodule", None))
+    return "" if data.__module__.startswith((PACKAGE, "builtins")) else f" --data {data.__module__}.{data.__qualname__}"
 
 
 def _quoted(path: str | os.PathLike[str]) -> str:

@@ -2,12 +2,14 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
-from lightning.pytorch import callbacks
+from lightning.pytorch import LightningModule, Trainer, callbacks
 
 from tests.conftest import only
 from vit_finetune import main
+from vit_finetune.cli.run_callbacks import STEP_HOOKS, skip_empty_hooks
 from vit_finetune.data.datasets import Batch
 
 WORKS: dict[str, list[str]] = {
@@ -44,6 +46,30 @@ REFUSED: dict[str, tuple[list[str], str]] = {
 
 def batch_size(batch: Batch) -> int:
     return len(batch["label"])
+
+
+class StepHooks(callbacks.Callback):
+    """Records which callbacks of a run the Trainer calls for the hooks of a step."""
+
+    called: ClassVar[dict[str, list[str]]] = {}
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+            hooks = [hook for hook in STEP_HOOKS if callable(getattr(callback, hook))]
+            self.called[type(callback).__name__] = hooks
+
+
+def test_hooks_of_a_step_that_do_nothing_are_skipped(folder_args: list[str]) -> None:
+    """Each would cost some microseconds per step; those that are defined, also on an instance, are called."""
+    seen: list[int] = []
+    count = callbacks.LambdaCallback(on_train_batch_end=lambda *args: seen.append(args[-1]))
+    skip_empty_hooks([count])
+    assert callable(count.on_train_batch_end) and not callable(count.on_train_batch_start)
+    main(["fit", *folder_args, f"--trainer.callbacks+={__name__}.StepHooks"])
+    called = StepHooks.called
+    assert called["ThroughputLogger"] == ["on_train_batch_end"]
+    assert called["RunSummary"] == called["SaveConfig"] == called["StepHooks"] == called["StopReason"] == []
+    assert "on_train_batch_end" in called["ResumeCheckpoint"]
 
 
 def options(name: str, values: list[str]) -> list[str]:

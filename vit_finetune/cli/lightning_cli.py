@@ -22,7 +22,7 @@ from vit_finetune.cli.checkpoint_options import StoredOptions
 from vit_finetune.cli.ckpt_path import experiment_name, peek, resolve
 from vit_finetune.cli.parser import note_defaults, refuse_undecodable
 from vit_finetune.cli.paths import expand_config_files, expand_options
-from vit_finetune.cli.run_callbacks import as_list, run_callbacks
+from vit_finetune.cli.run_callbacks import as_list, run_callbacks, skip_empty_hooks
 from vit_finetune.cli.run_dir import RunFolder, RunLogger, RunTrainer, SilentLogger, start_run
 from vit_finetune.cli.subcommands import extra_commands
 from vit_finetune.evaluation.find_checkpoint import describe
@@ -208,6 +208,7 @@ class ViTCLI(LightningCLI):
         chosen = any(isinstance(logger, TensorBoardLogger) for logger in as_list(given.logger)[:1])
         if isinstance(trainer, RunTrainer) and not given.fast_dev_run and not chosen:
             trainer.run = run
+        skip_empty_hooks(trainer.callbacks)  # type: ignore[attr-defined]
         return trainer
 
     @override

@@ -1,13 +1,19 @@
 """The test report: metrics against values computed by hand, files, TensorBoard, unusual names."""
 
+import base64
+import io
 import json
 import math
+import shlex
 import shutil
+from html import escape
+from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
+from PIL import Image
 
 from tests.conftest import CPU, make_tree, only, read_events
 from vit_finetune import main
@@ -103,6 +109,67 @@ def test_terminal_shows_the_classes_with_the_lowest_f1() -> None:
     assert [line.split()[1] for line in lines[7:9]] == ["7", "8"]
 
 
+class Page(HTMLParser):
+    """Elements of a page; every one that is opened has to be closed."""
+
+    VOID = ("meta", "img", "br")
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.found if name == tag]
+
+
+def test_page_shows_everything_and_loads_nothing(tmp_path: Path) -> None:
+    """Images are in the page, small ones without loss and large ones reduced; cells can be sorted by exact values."""
+    report = small_report()
+    images = [torch.full((3, 8, 12), 200), torch.zeros(3, 600, 300), torch.zeros(3, 64, 64)]
+    save(report, tmp_path, [image.byte() for image in images])
+    text = (tmp_path / "report.html").read_text(encoding="utf-8")
+    page = Page(text)
+    sources = [str(image["src"]) for image in page.all("img")]
+    assert [source.partition(";")[0] for source in sources] == [
+        *["data:image/svg+xml"] * 2,
+        *("data:image/png", "data:image/jpeg", "data:image/png"),
+    ]
+    decoded = [Image.open(io.BytesIO(base64.b64decode(source.partition(",")[2]))) for source in sources[2:]]
+    assert [image.size for image in decoded] == [(12, 8), (128, 256), (64, 64)]
+    assert decoded[0].getpixel((3, 3)) == (200, 200, 200)
+    assert all(image["alt"] for image in page.all("img"))
+    assert "http" not in text and page.all("link") == [] and all(not script for script in page.all("script"))
+    values = [str(cell["data-value"]) for cell in page.all("td") if "data-value" in cell]
+    rows = [
+        (c.name, *("" if v is None else str(v) for v in (c.precision, c.recall, c.f1)), c.support)
+        for c in report.classes
+    ]
+    assert values[: 5 * len(rows)] == [str(value) for row in rows for value in row]
+    assert "photos/\\xff|.png" in text and "95 % interval 0.1876 to 0.8124" in text
+
+
+def test_names_cannot_inject_markup(tmp_path: Path) -> None:
+    name = "<script>alert('1')</script>\"\n&"
+    report = Report.from_logits(torch.eye(2).flip(0), torch.arange(2), [name, "b"], 1.0, [name] * 2, {name: name})
+    save(report, tmp_path, [torch.zeros(3, 4, 4).byte()] * 2)
+    page = Page((tmp_path / "report.html").read_text(encoding="utf-8"))
+    assert len(page.all("script")) == 1
+    shown = "<script>alert('1')</script>\"\\n&"
+    assert [cell["data-value"] for cell in page.all("td") if "data-value" in cell][0] == shown
+    assert page.all("img")[2]["alt"] in (f"{shown} predicted as b", f"b predicted as {shown}")
+
+
 def test_no_images_and_no_mistakes(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="at least one image"):
         Report.from_logits(torch.zeros(0, 2), torch.zeros(0).long(), ["a", "b"])
@@ -111,6 +178,7 @@ def test_no_images_and_no_mistakes(tmp_path: Path) -> None:
     assert sorted(p.name for p in (tmp_path / "new").iterdir()) == [
         "confusion.png",
         "reliability.png",
+        "report.html",
         "report.json",
         "report.md",
     ]
@@ -133,9 +201,12 @@ def test_command_saves_a_report_and_keeps_older_ones(
     row = next(line for line in out.splitlines() if "test/acc" in line)
     assert "0.8333" in row and "6 images" in row and "runs/imagefolder/version_0/test-report" in out
     folder = run / "test-report"
-    files = ["confusion.png", "mistakes.png", "reliability.png", "report.json", "report.md"]
+    files = ["confusion.png", "mistakes.png", "reliability.png", "report.html", "report.json", "report.md"]
     assert sorted(path.name for path in folder.iterdir()) == files
     report = json.loads((folder / "report.json").read_text())
+    assert report["about"]["command"] == shlex.join(["python", "-m", "vit_finetune", *command])
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    assert escape(report["about"]["command"]) in page and page.count("<figure>") == len(report["mistakes"]) == 1
     assert report["confusion"] == [[2, 0, 0], [1, 3, 0], [0, 0, 0]]
     assert report["mistakes"][0]["path"] == str(tree / "test" / "b" / "odd | 猫\udcff.png")
     assert report["classes"][2] == {"name": "c", "precision": None, "recall": None, "f1": None, "support": 0}

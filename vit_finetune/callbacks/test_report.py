@@ -16,12 +16,18 @@ from vit_finetune.module import ViTClassifier
 class TestReport(Callback):
     """Print the metrics of a test; save them with charts in the run folder and in TensorBoard.
 
-    The folder is ``test-report``, or ``test-report-1`` and so on if it already exists: ``report.json``, ``report.md``,
-    ``confusion.png``, ``reliability.png`` and, if there are mistakes, ``mistakes.png``. With several processes,
-    it covers the images of all of them, each once.
+    The folder is ``test-report``, or ``test-report-1`` and so on if it already exists: ``report.html``, ``report.md``,
+    ``report.json``, ``confusion.png``, ``reliability.png`` and, if there are mistakes, ``mistakes.png``. With several
+    processes, it covers the images of all of them, each once.
+
+    Args:
+        command: The command that runs the test, stated in the report.
     """
 
     __test__ = False  # not a test class of pytest
+
+    def __init__(self, command: str | None = None) -> None:
+        self.command = command
 
     @override
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -47,7 +53,7 @@ class TestReport(Callback):
         dataset: ImageDataset = trainer.test_dataloaders.dataset  # type: ignore[union-attr]
         paths = [dataset.names[i] for i in index.tolist()]
         names, temperature = pl_module.class_names or [], pl_module.temperature
-        report = Report.from_logits(logits, labels, names, temperature, paths, about=_about(trainer))
+        report = Report.from_logits(logits, labels, names, temperature, paths, about=self._about(trainer))
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
             print(report_writer.terminal(report), flush=True)
             return
@@ -63,11 +69,11 @@ class TestReport(Callback):
         # Print last: if the reader of a pipe has exited, the files are complete.
         print(f"{report_writer.terminal(report)}\nreport  {folder}", flush=True)
 
-
-def _about(trainer: Trainer) -> dict[str, str]:
-    about = {"checkpoint": str(trainer.ckpt_path or "none"), "precision": str(trainer.precision)}
-    data = getattr(trainer, "datamodule", None)
-    if data is not None:
-        place = getattr(data, "root", None) or getattr(data, "title", None)
-        about["data"] = f"{type(data).__name__}, {place}" if place else type(data).__name__
-    return about
+    def _about(self, trainer: Trainer) -> dict[str, str]:
+        about = {"command": self.command} if self.command else {}
+        about |= {"checkpoint": str(trainer.ckpt_path or "none"), "precision": str(trainer.precision)}
+        data = getattr(trainer, "datamodule", None)
+        if data is not None:
+            place = getattr(data, "root", None) or getattr(data, "title", None)
+            about["data"] = f"{type(data).__name__}, {place}" if place else type(data).__name__
+        return about

@@ -1,5 +1,6 @@
 """LightningCLI with a run folder, checkpoints in every run, and checkpoints as a source of defaults."""
 
+import shlex
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -133,6 +134,11 @@ class ViTCLI(LightningCLI):
         super().parse_arguments(self.parser, args)
         expand_options(self._options)
 
+    @property
+    def _command_line(self) -> str | None:
+        args = sys.argv[1:] if self._args is None else self._args
+        return shlex.join(["python", "-m", __package__.partition(".")[0], *args]) if isinstance(args, list) else None
+
     def _set_defaults(self, defaults: dict[str, object]) -> None:
         for parser in self.command_parsers.values():
             parser.set_defaults(defaults)
@@ -188,7 +194,8 @@ class ViTCLI(LightningCLI):
         plugins = as_list(given.plugins)
         if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
             kwargs["plugins"] = [*plugins, AtomicCheckpointIO()]
-        kwargs["callbacks"] = [*as_list(given.callbacks), *run_callbacks(str(self.subcommand), options)]
+        own = run_callbacks(str(self.subcommand), options, self._command_line)
+        kwargs["callbacks"] = [*as_list(given.callbacks), *own]
         kwargs["enable_model_summary"] = False  # callbacks.NetworkSummary replaces it
         try:
             trainer = super().instantiate_trainer(**kwargs)

@@ -28,12 +28,13 @@ def skip_empty_hooks(each: Iterable[Callback]) -> None:
                 setattr(callback, hook, None)
 
 
-def run_callbacks(command: str, options: Namespace) -> list[Callback]:
+def run_callbacks(command: str, options: Namespace, command_line: str | None = None) -> list[Callback]:
     """Return the callbacks that a command needs, and no others: each costs some microseconds per step.
 
     Args:
         command: Such as ``fit``.
         options: Its options, with objects in place of classes.
+        command_line: The whole command, for reports.
     """
     own: list[Callback] = []
     trainer, given = options.trainer, as_list(options.trainer.callbacks)
@@ -45,7 +46,7 @@ def run_callbacks(command: str, options: Namespace) -> list[Callback]:
     if command == "predict":
         own.append(options.predictions)
     if command == "test":
-        own.append(callbacks.TestReport())
+        own.append(callbacks.TestReport(command_line))
         own += [options.projector] if options.projector.images else []
     has_bar = any(isinstance(callback, ProgressBar) for callback in given)
     if trainer.enable_progress_bar is not False and not has_bar:

@@ -1,4 +1,4 @@
-"""A test report as files, figures, Markdown and lines for the terminal."""
+"""A test report as files, figures, Markdown and lines for the terminal; for HTML, see ``report_html.py``."""
 
 from __future__ import annotations  # matplotlib is imported only where something is drawn
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from vit_finetune.evaluation import plots
+from vit_finetune.evaluation import plots, report_html
 from vit_finetune.evaluation.calibration import BINS
 from vit_finetune.evaluation.report import ClassMetrics, Proportion, Report
 from vit_finetune.formatting import escape_markdown, markdown_table, one_line, shorten
@@ -29,7 +29,7 @@ NOTES = (
 
 
 def save(report: Report, folder: Path, images: Sequence[Tensor] = ()) -> dict[str, Figure]:
-    """Write ``report.json``, ``report.md``, ``confusion.png``, ``reliability.png`` and ``mistakes.png``.
+    """Write ``report.json``, ``report.md``, ``report.html`` and the charts as PNG files.
 
     Args:
         report: The results.
@@ -46,6 +46,8 @@ def save(report: Report, folder: Path, images: Sequence[Tensor] = ()) -> dict[st
     # JSON escapes bytes of a path that are not text as lone surrogates, from which os.fsencode restores them.
     (folder / "report.json").write_text(json.dumps(report.to_dict(), indent=1) + "\n", encoding="utf-8")
     (folder / "report.md").write_text(markdown(report, list(charts)), encoding="utf-8")
+    page = report_html.page(report, _totals(report), charts, images)
+    (folder / "report.html").write_text(page, encoding="utf-8")
     return charts
 
 

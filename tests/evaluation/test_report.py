@@ -166,7 +166,7 @@ def test_names_cannot_inject_markup(tmp_path: Path) -> None:
     page = Page((tmp_path / "report.html").read_text(encoding="utf-8"))
     assert len(page.all("script")) == 1
     shown = "<script>alert('1')</script>\"\\n&"
-    assert [cell["data-value"] for cell in page.all("td") if "data-value" in cell][0] == shown
+    assert next(cell["data-value"] for cell in page.all("td") if "data-value" in cell) == shown
     assert page.all("img")[2]["alt"] in (f"{shown} predicted as b", f"b predicted as {shown}")
 
 

@@ -24,7 +24,7 @@ def skip_empty_hooks(each: Iterable[Callback]) -> None:
     """
     for callback in each:
         for hook in STEP_HOOKS:
-            if getattr(getattr(callback, hook), "__func__", None) is getattr(Callback, hook):
+            if hook not in vars(callback) and getattr(type(callback), hook) is getattr(Callback, hook):
                 setattr(callback, hook, None)
 
 

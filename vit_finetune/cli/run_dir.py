@@ -149,7 +149,8 @@ class SaveConfig(SaveConfigCallback):
         self.already_saved = True
         self._started = trainer.state.fn != "fit"
         self._file.parent.mkdir(parents=True, exist_ok=True)
-        resumed = trainer.state.fn == "fit" and trainer.ckpt_path is not None
+        # Not trainer.ckpt_path: strategies that shard the network set it only after this hook.
+        resumed = trainer.state.fn == "fit" and self.config.get("ckpt_path") is not None
         if resumed and self._file.exists():
             older = (self._file.with_name(f"config-{number}.yaml") for number in count(1))
             self._file.rename(next(file for file in older if not file.exists()))

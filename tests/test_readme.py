@@ -45,7 +45,10 @@ def shell_lines(path: Path) -> list[str]:
 def commands(path: Path) -> list[str]:
     """``vit_finetune fit ...`` and ``vit_finetune.module ...`` of a page, without comments."""
     found = [re.search(r"-m (vit_finetune.*)", line) for line in shell_lines(path)]
-    split = [shlex.split(match[1], comments=True) for match in found if match]
+    lines = [match[1] for match in found if match]
+    slurm = {'"$RECIPE"': "configs/cifar10.yaml", '"$@"': ""}  # variables of slurm.sh, with their default values
+    lines = [re.sub(r'"\$(RECIPE|@)"', lambda variable: slurm[variable[0]], line) for line in lines]
+    split = [shlex.split(line, comments=True) for line in lines]
     return [shlex.join(args[:-1] if args[-1] == "&" else args) for args in split]
 
 

@@ -1,13 +1,16 @@
 """What only a GPU can show: ``pytest -m gpu``, a few minutes on one CUDA device. Skipped without one."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from lightning.pytorch import Callback
 
 from tests.conftest import REPOSITORY, TINY_KWARGS, make_tree, only, scalars, weights
-from vit_finetune import main
+from vit_finetune import environment, main
+from vit_finetune.benchmark.frameworks.task import Task, execute
+from vit_finetune.data.random_crop import crop_and_resize, crop_batch
 from vit_finetune.model.flops import peak_of
 
 pytestmark = [
@@ -89,6 +92,39 @@ def test_mfu_is_logged_for_a_known_device(options: list[str], tmp_path: Path) ->
     known = peak_of(torch.cuda.get_device_name(), "bf16-mixed") is not None
     assert (values is not None) == known
     assert not known or all(0 < value < 1 for _, value in values or [])
+
+
+def test_hardware_is_described() -> None:
+    assert environment.facts()["gpu"].startswith(torch.cuda.get_device_name())
+
+
+def test_random_crops_equal_those_of_a_cpu() -> None:
+    """At most one step of 255 from the same products on a CPU in float32, and 0.1 on average."""
+    images = torch.randint(0, 256, (4, 3, 48, 48), dtype=torch.uint8)
+    boxes = torch.tensor([[0, 0, 48, 48], [3, 5, 30, 22], [10, 1, 20, 40], [7, 7, 33, 33]])
+    flipped = torch.tensor([False, True, False, True])
+    expected = crop_batch(images, boxes, (32, 32), flipped).int()
+    crops = crop_and_resize(images.cuda(), boxes.cuda(), (32, 32), flipped.cuda()).cpu().int()
+    assert (crops - expected).abs().max() <= 1 and (crops - expected).abs().float().mean() < 0.1
+
+
+def test_device_stats_without_psutil(options: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("vit_finetune.cli.callback_conflicts.find_spec", lambda name: None)
+    main(["fit", *options, "--trainer.callbacks+=DeviceStatsMonitor"])
+    assert any("DeviceStatsMonitor" in tag for tag in scalars(tmp_path / "runs"))
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "16-mixed"])
+@pytest.mark.parametrize("framework", ["fabric", "lightning_trainer", "this_project"])
+def test_frameworks_agree(framework: Any, precision: Any, tmp_path: Path) -> None:
+    """The losses of plain PyTorch, within the differences of kernels that are not deterministic."""
+    shape = {"patch_size": 16, "embed_dim": 16, "depth": 2, "num_heads": 1}
+    task = Task(
+        "learning", shape, steps=20, precision=precision, device="cuda", weights=str(tmp_path / "initial.safetensors")
+    )
+    task.write_weights()
+    plain, other = (execute(name, task).losses for name in ("plain", framework))
+    assert other == pytest.approx(plain, abs=0.02)
 
 
 def test_no_synchronization_in_steady_state(options: list[str]) -> None:

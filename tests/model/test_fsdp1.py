@@ -1,7 +1,7 @@
 """FSDP (version 1) on two processes over gloo, with the options of configs/strategy/fsdp.yaml.
 
-Lightning refuses FSDPStrategy without CUDA; a subclass passes the check, which compares the class. PyTorch refuses a CPU
-only where no device is given ("FSDP needs a non-CPU accelerator device").
+Lightning refuses FSDPStrategy without CUDA; a subclass passes the check, which compares the class. PyTorch refuses a
+CPU only where no device is given ("FSDP needs a non-CPU accelerator device").
 """
 
 import json

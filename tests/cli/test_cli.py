@@ -1,6 +1,8 @@
 """The command line as its users type it."""
 
+import os
 import re
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -28,6 +30,20 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
             main(args)
         assert stop.value.code == 0
         assert expected in capsys.readouterr().out
+
+
+def test_no_advice_about_srun_on_a_login_node(
+    folder_args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lightning gives it in every run where the command exists."""
+    srun = tmp_path / "bin" / "srun"
+    srun.parent.mkdir()
+    srun.touch(0o755)
+    monkeypatch.setenv("PATH", f"{srun.parent}{os.pathsep}{os.environ['PATH']}")
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        main(["fit", *folder_args])
+    assert [str(warning.message) for warning in seen if "srun" in str(warning.message)] == []
 
 
 def test_help_explains_datasets(capsys: pytest.CaptureFixture[str]) -> None:

@@ -179,6 +179,8 @@ def filter_library_messages() -> None:
     warnings.filterwarnings("ignore", message=".*does not have many workers which may be a bottleneck.*")
     # The module logs at the end of each epoch, however short it is.
     warnings.filterwarnings("ignore", message=".*is smaller than the logging interval.*")
+    # In every command on a login node of a cluster; check_slurm refuses the case that cannot work.
+    warnings.filterwarnings("ignore", message=".*`srun` command is available on your system but is not used.*")
     # Remarks about readable images; an unreadable image raises an error with its name.
     warnings.filterwarnings("ignore", module=r"PIL\.")
     # main([...]) in a notebook: the other arguments that Lightning warns of are those of the kernel.
